@@ -49,9 +49,12 @@ def look_at_cluster(
         ConfigError: no cluster answers at the address, it refuses the token, or this host is none of its nodes.
     """
     hardware, cards, deadline = settings.hardware, [], time.monotonic() + seconds
-    _wait_for_cluster(hardware.cluster or "", _named(settings), say, deadline)
-    with _joined(hardware.cluster or "", _named(settings)), _new_file(Path(settings.run.directory).absolute()) as file:
-        found = [_wait(hardware.nodes, hardware.gpus_per_node, say, deadline)]
+    address = hardware.cluster or ""
+    name = f"{'hardware.ray_address' if hardware.ray_address else 'the variable RAY_ADDRESS'}={address!r}"
+    if (cluster := _wait(lambda: _answer(address, name), say, deadline)).fix:
+        raise ConfigError(str(cluster))
+    with _joined(address, name), _new_file(Path(settings.run.directory).absolute()) as file:
+        found = [_wait(lambda: _free_nodes(hardware.nodes, hardware.gpus_per_node), say, deadline)]
         here, _ = facts_of(model, file, hardware.network)
         for address, answer in _ask_nodes(hardware.gpus_per_node, model, file, hardware.network).items():
             there, gpus = answer if isinstance(answer, tuple) else ({}, Gpus([]))
@@ -69,37 +72,31 @@ def look_at_cluster(
     return found, Gpus(cards, "")
 
 
-def _named(settings: Settings) -> str:
-    """Return the cluster's address, with the name of the setting or the variable that gives it."""
-    given = settings.hardware.ray_address
-    return f"{'hardware.ray_address' if given else 'the variable RAY_ADDRESS'}={settings.hardware.cluster!r}"
-
-
-def _wait_for_cluster(address: str, name: str, say: Callable[[str], object], deadline: float) -> None:
-    """Wait until the cluster answers and this host is a node of it; a ConfigError at the deadline."""
+def _wait(look: Callable[[], Finding], say: Callable[[str], object], deadline: float) -> Finding:
+    """Look until nothing is missing, or until the deadline; return what was found at last."""
     last = ""
-    while missing := _missing(address):
-        if time.monotonic() > deadline:
-            raise ConfigError(f"{name}: {missing}")
-        if missing != last:
-            say(f"waiting for {name}: {missing.partition(';')[0]}")
-        last = missing
+    while (found := look()).fix and time.monotonic() <= deadline:
+        if found.said != last:
+            say(f"waiting for {found.name}: {found.said}")
+        last = found.said
         time.sleep(_POLL_SECONDS)
+    return found
 
 
-def _missing(address: str) -> str:
-    """Return what a driver lacks for the cluster at the address; "" if nothing. Ray itself would try for minutes."""
+def _answer(address: str, name: str) -> Finding:
+    """Find whether the cluster answers and this host is a node of it. Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if address != "auto":
         try:
             socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
         except (OSError, ValueError) as error:
-            return f"no Ray cluster answers ({error}); start one: docs/cluster.md"
+            return Finding(name, f"no Ray cluster answers ({error})", "start one: docs/cluster.md")
     raylets = [each.info for each in psutil.process_iter(["name", "cmdline"]) if each.info["name"] == "raylet"]
     servers = [word for each in raylets for word in each["cmdline"] or () if word.startswith("--gcs-address=")]
     if (address == "auto" and servers) or any(word.endswith(f":{port}") for word in servers):  # not another job's
-        return ""
-    return f"this host is no node of it; run this on one, or ray start --address={address} here"  # Ray would abort
+        return Finding(name, "answers")
+    fix = f"run this on one, or ray start --address={address} here"
+    return Finding(name, "this host is no node of it", fix)  # Ray would abort
 
 
 @contextlib.contextmanager
@@ -151,27 +148,19 @@ def _nodes() -> Iterator[tuple[str, str, int]]:
             yield node["NodeID"], node["NodeManagerAddress"], gpus
 
 
-def _wait(nodes: int, gpus: int, say: Callable[[str], object], deadline: float) -> Finding:
-    """Wait until so many nodes have so many free GPUs each."""
+def _free_nodes(nodes: int, gpus: int) -> Finding:
+    """Find whether so many nodes have so many free GPUs each, and none is gone: Ray would place workers on it."""
     from ray._private import state
 
-    last = ""
-    while True:
-        available, ready, each, gone = state.available_resources_per_node(), 0, [], False
-        for node, address, total in _nodes():
-            free = int(available.get(node, {}).get("GPU", 0))
-            ready += free // gpus if total > 0 else 0
-            each.append(f"{address} {free}/{total}" if total >= 0 else f"{address} gone")
-            gone |= total < 0
-        said = f"{min(ready, nodes)} of {nodes} with {gpus} free GPU{'s'[: gpus != 1]} (free/all: {', '.join(each)})"
-        if ready >= nodes and not gone:  # Ray would place workers on it
-            return Finding("nodes", said)
-        if time.monotonic() > deadline:
-            return Finding("nodes", said, "add nodes by ray start --address=..., or lower hardware.nodes")
-        if said != last:
-            say(f"waiting for nodes: {said}")
-        last = said
-        time.sleep(_POLL_SECONDS)
+    available, ready, each, gone = state.available_resources_per_node(), 0, [], False
+    for node, address, total in _nodes():
+        free = int(available.get(node, {}).get("GPU", 0))
+        ready += free // gpus if total > 0 else 0
+        each.append(f"{address} {free}/{total}" if total >= 0 else f"{address} gone")
+        gone |= total < 0
+    said = f"{min(ready, nodes)} of {nodes} with {gpus} free GPU{'s'[: gpus != 1]} (free/all: {', '.join(each)})"
+    fix = "add nodes by ray start --address=..., or lower hardware.nodes"
+    return Finding("nodes", said, "" if ready >= nodes and not gone else fix)
 
 
 def _ask_nodes(gpus: int, model: str, file: Path, network: str | None) -> dict[str, tuple[Facts, Gpus] | str]:

@@ -83,14 +83,14 @@ def test_nodes_are_waited_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: free)
         monkeypatch.setattr(cluster, "_POLL_SECONDS", 0)
         said: list[str] = []
-        found = cluster._wait(2, 8, said.append, sys.maxsize)
+        found = cluster._wait(lambda: cluster._free_nodes(2, 8), said.append, sys.maxsize)
         assert not found.fix and "2 of 2 with 8 free GPUs" in found.said
         assert said == ["waiting for nodes: 1 of 2 with 8 free GPUs (free/all: 127.0.0.1 8/8)"]
         used = {**nodes[0], "NodeID": "2", "NodeManagerAddress": "127.0.0.1"}
         monkeypatch.setattr(ray, "nodes", lambda: [nodes[0], used])
-        found = cluster._wait(2, 8, said.append, 0)
+        found = cluster._free_nodes(2, 8)
         assert "1 of 2 with 8 free GPUs (free/all: 127.0.0.1 8/8, 127.0.0.1 0/8)" in found.said and found.fix
-    found = cluster._wait(1, 8, said.append, 0)
+    found = cluster._wait(lambda: cluster._free_nodes(1, 8), said.append, 0)  # at the deadline
     assert "0 of 1 with 8 free GPUs (free/all: 127.0.0.1 gone, 127.0.0.1 gone)" in found.said and found.fix
 
 
@@ -140,17 +140,17 @@ def test_no_cluster_no_node_and_an_old_driver_on_a_node_are_refused_at_once(
     with pytest.raises(ConfigError, match=r"hardware.ray_address='auto': this host is no node of it"):
         cluster.look_at_cluster(load_settings("cpu", ["hardware.ray_address=auto"]), "m")
     processes.append({"name": "raylet", "cmdline": ["raylet", "--gcs-address=10.0.0.1:6379"]})
-    assert cluster._missing("auto") == ""
+    assert not cluster._answer("auto", "it").fix
     with socket.create_server(("127.0.0.1", 0)) as server:  # of which the raylet here is no node
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert "this host is no node of it" in cluster._missing(address)
+        assert "this host is no node of it" in cluster._answer(address, "it").said
         said: list[str] = []
 
         def join(text: str) -> None:
             said.append(text)
             processes.append({"name": "raylet", "cmdline": [f"--gcs-address={address}"]})
 
-        cluster._wait_for_cluster(address, "it", join, time.monotonic() + 60)
+        assert not cluster._wait(lambda: cluster._answer(address, "it"), join, time.monotonic() + 60).fix
     assert said == ["waiting for it: this host is no node of it"]
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"the variable RAY_ADDRESS='http://127.0.0.1:1': no Ray cluster answers"):
@@ -158,9 +158,8 @@ def test_no_cluster_no_node_and_an_old_driver_on_a_node_are_refused_at_once(
     settings = load_settings("gpu", ["hardware.ray_address=auto", "hardware.nodes=2", f"run.directory={tmp_path}"])
     drivers = {"10.0.0.1": "580.65.06", "10.0.0.2": "550.54.15"}
     answers = {address: ({}, Gpus([CARDS["h100-80"]] * 8, driver)) for address, driver in drivers.items()}
-    monkeypatch.setattr(cluster, "_wait_for_cluster", lambda *_: None)
     monkeypatch.setattr(cluster, "_joined", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(cluster, "_wait", lambda *_: Finding("nodes", "2 of 2"))
+    monkeypatch.setattr(cluster, "_free_nodes", lambda *_: Finding("nodes", "2 of 2"))
     monkeypatch.setattr(cluster, "_ask_nodes", lambda *_: answers)
     start = Start(settings, model=str(tmp_path))
     assert len(start.gpus.cards) == 16
