@@ -13,7 +13,7 @@ from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN
 from empo2.recipe.evaluation.episode_results import Result, read_facts, read_results
 from empo2.recipe.evaluation.statistics import Interval, area, cumulative_success, forgetting, over_seeds
-from empo2.recipe.evaluation.summary import Groups, failures_line, task_means
+from empo2.recipe.evaluation.summary import MEASURES, Groups, failures_line, task_means
 from empo2.recipe.evaluation.tables import interval_text, picture, show_table, table_of
 from empo2.recipe.protocol import is_success
 
@@ -123,10 +123,7 @@ def _draw(adapted: Sequence[Adapted], target: Path) -> Path:
 def curves(trials: Sequence[Sequence[Sequence[Result]]], groups: Groups, success_return: float) -> Curves:
     """Return the curve of each measure, of results by seed and trial, all of one panel."""
     means = [[task_means(results, success_return) for results in seed] for seed in trials]
-    found = {
-        measure: np.array([[_mean(trial[measure], groups) for trial in seed] for seed in means])
-        for measure in means[0][0]
-    }
+    found = {name: np.array([[_mean(trial[name], groups) for trial in seed] for seed in means]) for name in MEASURES}
     solved = [_solved(seed, success_return) for seed in trials]
     found["cumulative success %"] = np.array([100 * cumulative_success(each) for each in solved])
     lost, failing = zip(*(forgetting(each) for each in solved), strict=True)

@@ -22,15 +22,12 @@ type MemoryUse = Literal["off", "read", "write", "read and write"]
 
 
 @dataclass(frozen=True)
-class Planned:
-    """An episode to play."""
+class Episode:
+    """Which episode of an evaluation it is."""
 
     part: str  # what it belongs to, such as ``memory off`` or ``seed 0, trial 3, panel``
     index: int  # of its row in the panel
     sample: int  # number of the repeat, from 0
-    task: Mapping[str, Any]  # the row
-    memory: MemoryUse = "off"
-    explore: bool = False  # True for the temperature of training, False for that of validation
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -38,12 +35,18 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Result:
+class Planned(Episode):
+    """An episode to play."""
+
+    task: Mapping[str, Any]  # the row
+    memory: MemoryUse = "off"
+    explore: bool = False  # True for the temperature of training, False for that of validation
+
+
+@dataclass(frozen=True)
+class Result(Episode):
     """An episode that was played: a line of ``results.jsonl``."""
 
-    part: str
-    index: int
-    sample: int
     return_: float | None  # the agent's reward, in its own units; None if the episode failed
     calls: int = 0  # that were answered
     calls_with_tips: int = 0

@@ -14,7 +14,7 @@ from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.episode_results import Result, read_facts, read_results
 from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON
 from empo2.recipe.evaluation.statistics import Interval
-from empo2.recipe.evaluation.summary import OVERALL, Line, differences, failures_line, summarize
+from empo2.recipe.evaluation.summary import MEASURES, OVERALL, Line, differences, failures_line, summarize
 from empo2.recipe.evaluation.tables import interval_text, picture, show_table, table_of
 
 SUMMARY_FILE = "summary.json"
@@ -103,7 +103,7 @@ def _results_table(lines: Mapping[str, Line]) -> Table:
 
 def _known(lines: Mapping[str, Mapping[str, Interval]]) -> list[str]:
     """Return the measures that any line has."""
-    return [name for name in next(iter(lines.values())) if any(np.isfinite(line[name].mean) for line in lines.values())]
+    return [name for name in MEASURES if any(np.isfinite(line[name].mean) for line in lines.values())]
 
 
 def _cost(results: Sequence[Result]) -> str:

@@ -12,6 +12,7 @@ from empo2.recipe.printed import one_line
 from empo2.recipe.protocol import is_success
 
 OVERALL = "overall"
+MEASURES = ("raw", "clipped", "success %", "won %", "length", "invalid %")
 _WON = 0.7  # of a success's return: EMPO2's environment counts a finished ScienceWorld episode above 70 as won [code]
 
 type Groups = Mapping[str, Sequence[int]]
@@ -30,32 +31,27 @@ class Line:
     values: Mapping[str, Interval]  # by measure
 
 
-def measured(result: Result, success_return: float) -> dict[str, float | None]:
-    """Return the measures of an episode, None for one that it does not have; an episode that failed has none."""
-    value, metrics = result.return_, result.metrics
-    names = ("raw", "clipped", "success %", "won %", "length", "invalid %")
-    if value is None:
-        return dict.fromkeys(names)
-    invalid = metrics.get("invalid_actions", metrics.get("corrected_actions"))
-    figures = (
-        value,
-        max(value, 0.0),
-        100.0 * is_success(value, success_return),
-        100.0 * (value > _WON * success_return),
-        float(result.calls),
-        None if invalid is None else 100.0 * invalid,
-    )
-    return dict(zip(names, figures, strict=True))
+def _measured(result: Result, success_return: float) -> dict[str, float]:
+    """Return those of the `MEASURES` that an episode has: none if it failed."""
+    if (value := result.return_) is None:
+        return {}
+    found = {
+        "raw": value,
+        "clipped": max(value, 0.0),
+        "success %": 100.0 * is_success(value, success_return),
+        "won %": 100.0 * (value > _WON * success_return),
+        "length": float(result.calls),
+    }
+    invalid = result.metrics.get("invalid_actions", result.metrics.get("corrected_actions"))
+    return found if invalid is None else {**found, "invalid %": 100.0 * invalid}
 
 
 def task_means(results: Iterable[Result], success_return: float) -> Means:
     """Return the means of the tasks over the samples that did not fail; tasks without one are left out."""
-    values: dict[str, dict[int, list[float]]] = {}
+    values: dict[str, defaultdict[int, list[float]]] = {name: defaultdict(list) for name in MEASURES}
     for result in results:
-        for name, value in measured(result, success_return).items():
-            tasks = values.setdefault(name, defaultdict(list))
-            if value is not None:
-                tasks[result.index].append(value)
+        for name, value in _measured(result, success_return).items():
+            values[name][result.index].append(value)
     return {name: {index: float(np.mean(found)) for index, found in tasks.items()} for name, tasks in values.items()}
 
 
@@ -77,7 +73,7 @@ def differences(
     Tasks that only one of them has are left out.
     """
     old, new = task_means(before, success_return), task_means(after, success_return)
-    gained = {name: {i: new[name][i] - old[name][i] for i in old[name].keys() & new[name]} for name in old}
+    gained = {name: {i: new[name][i] - old[name][i] for i in old[name].keys() & new[name]} for name in MEASURES}
     return _intervals(gained, groups)
 
 
