@@ -94,17 +94,13 @@ def play_trials(
             play_missing(player, results, plan.planned(seed, trial, TASKS), show)
             if plan.memory == "write":
                 gateway.drain(drain_seconds)
-                _keep_memory(gateway, results.folder, seed, trial)
-
-
-def _keep_memory(gateway: GatewayClient, folder: Path, seed: int, trial: int) -> None:
-    _, before = memory_of(folder, seed)
-    temporary = folder / "new-memory.sqlite"
-    temporary.unlink(missing_ok=True)
-    gateway.snapshot(temporary.absolute())
-    temporary.rename(folder / f"seed-{seed}-trial-{trial}.sqlite")  # from now on the trial is done
-    if before is not None:
-        before.unlink()
+                temporary, before = results.folder / "new-memory.sqlite", memory
+                temporary.unlink(missing_ok=True)
+                gateway.snapshot(temporary.absolute())
+                # From now on the trial is done.
+                memory = temporary.rename(results.folder / f"seed-{seed}-trial-{trial}.sqlite")
+                if before is not None:
+                    before.unlink()
 
 
 def remaining(plan: Plan, results: Results) -> list[Planned]:
