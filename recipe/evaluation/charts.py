@@ -31,10 +31,10 @@ class Chart(NamedTuple):
     with_tips: str | None = None
     scale: float = 1
 
-
-def scaled(interval: Interval, chart: Chart) -> Interval:
-    """Return an interval in the unit of a chart."""
-    return Interval(*(chart.scale * value for value in interval))
+    def end(self, line: Line) -> Interval | None:
+        """Return where a line ends, as `Line.end`, in the unit of the chart."""
+        end = line.end(self.key)
+        return end and Interval(*(self.scale * value for value in end))
 
 
 _TRAINING = (

@@ -12,7 +12,7 @@ from typing import Any
 from empo2.memory import MemoryFileError
 from empo2.memory.browse import TipUse, stored_tips, tip_uses
 from empo2.memory.file import reading
-from empo2.recipe.evaluation.charts import COLORS, Chart, charts_of, drawing, scaled, validation_charts
+from empo2.recipe.evaluation.charts import COLORS, Chart, charts_of, drawing, validation_charts
 from empo2.recipe.evaluation.run_lines import Line, Run, differences
 from empo2.recipe.evaluation.statistics import Interval
 from empo2.recipe.printed import printable
@@ -55,10 +55,9 @@ def write_page(lines: Sequence[Line], target: Path) -> Path:
 
 def _facts(line: Line, charts: Sequence[Chart]) -> dict[str, Any]:
     first = line.runs[0].settings
-    ends = [(chart, line.end(chart.key)) for chart in charts]
     return {
         "label": line.label,
-        "figures": {chart.title: end and scaled(end, chart) for chart, end in ends},
+        "figures": {chart.title: chart.end(line) for chart in charts},
         "seeds": len(line.runs),
         "algorithm": first.get("algorithm.name", ""),
         "model": first.get("model.path", ""),

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from empo2.recipe.evaluation.charts import scaled, validation_charts
+from empo2.recipe.evaluation.charts import validation_charts
 from empo2.recipe.evaluation.page import write_page
 from empo2.recipe.evaluation.run_lines import Line, lines_of
 from empo2.recipe.evaluation.tables import interval_text, show_table, table_of
@@ -59,7 +59,6 @@ def _figures_table(lines: Sequence[Line]) -> Table:
     charts = [chart for chart in charts if chart.key.endswith("success_rate")] or charts  # 80 columns hold no more
     table = table_of("", "seeds", "steps", *(chart.title.lower().replace(", ", ",\n") for chart in charts))
     for line in lines:
-        ends = [(chart, line.end(chart.key)) for chart in charts]
-        cells = [interval_text(scaled(end, chart)) if end else "" for chart, end in ends]
+        cells = [interval_text(end) if (end := chart.end(line)) else "" for chart in charts]
         table.add_row(Text(line.label), str(len(line.runs)), str(line.last_step), *cells)
     return table
