@@ -151,6 +151,8 @@ def test_the_controller_has_a_key_that_agents_do_not_inherit(cli: Cli, monkeypat
         started.clear()
     code, _, errors = cli("controller", "--gateway", "http://gw:1")
     assert (code, started) == (2, []) and "agent.class=None" in errors
+    code, _, errors = cli("controller", "--gateway", "http://gw:1", "--profile", "cpu", "agent.concurrency=0")
+    assert (code, started) == (2, []) and "agent.concurrency=0: starts no agent here" in errors
 
 
 def test_help_and_version(cli: Cli) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from empo2.recipe import interruption
 from empo2.recipe.cli.options import SettingsOptions, with_options
+from empo2.recipe.errors import ConfigError
 
 EXAMPLES = """\b
 examples:
@@ -45,6 +46,8 @@ def controller(
     if endpoint := traces_endpoint(settings):
         os.environ[TRACES_VARIABLES[0]] = endpoint
     agent = settings.agent.name if kubernetes is None else ""  # or says that there is none
+    if kubernetes is None and not settings.agent.concurrency:  # as in the file of a run that others play
+        raise ConfigError("agent.concurrency=0: starts no agent here; say how many this machine plays at once")
     check_gateway(url, key)
     interruption.check()
     if kubernetes is None:
