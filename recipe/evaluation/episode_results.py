@@ -79,27 +79,27 @@ class Results:
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise ConfigError(f"--output {folder}: another process is writing to it; wait for it, or stop it") from None
-        try:
             self._begin(facts)
-        except ConfigError:
+        except BaseException:
             self.close()
             raise
-        self._rewrite()  # drops an incomplete last line, so that the next one starts on a line of its own
 
     def _begin(self, facts: Mapping[str, Any]) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            said = "another process is writing to it; wait for it, or stop it"
+            raise ConfigError(f"--output {self.folder}: {said}") from None
         before = read_facts(self.folder) if (self.folder / FACTS_FILE).exists() else None
         if before is None and any((self.folder / name).exists() for name in (CONFIG_FILE, MEMORY_FILE, CHECKPOINTS)):
             said = "has a run or a memory; give the results a folder of their own"  # what is played writes such files
             raise ConfigError(f"--output {self.folder}: {said}")
         self._found = {result.key: result for result in read_results(self.folder)}
         if before is None or not self._found:
-            (self.folder / FACTS_FILE).write_text(json.dumps(facts, indent=1))
+            _replace(self.folder / FACTS_FILE, json.dumps(facts, indent=1))
         else:
             _check_equal(self.folder, before, facts)
+        self._rewrite()  # drops an incomplete last line, so that the next one starts on a line of its own
 
     def close(self) -> None:
         """Let other processes write to the folder."""
@@ -127,9 +127,14 @@ class Results:
         self._rewrite()
 
     def _rewrite(self) -> None:
-        temporary = self._file.with_suffix(".tmp")
-        temporary.write_text("".join(map(_line, self._found.values())))
-        temporary.replace(self._file)
+        _replace(self._file, "".join(map(_line, self._found.values())))
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file as a whole, or leave it as it is where the disk is full."""
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(file)
 
 
 def kind_of(folder: Path) -> str:

@@ -259,6 +259,19 @@ def test_results_go_on_after_a_line_that_was_cut(tmp_path: Path) -> None:
     assert played == {(0, 0): 1.0, (0, 1): 0.5, (1, 0): None}
 
 
+def test_a_full_disk_leaves_no_half_of_what_decides_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(file: Path, text: str) -> None:
+        file.write_bytes(text[: len(text) // 2].encode())
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+        full.setattr(Path, "write_text", half)
+        Results(tmp_path, {"model": "m"})
+    Results(tmp_path, {"model": "m"}).close()
+
+
 def call(http_status: int = 200, text: str = "") -> dict[str, Any]:
     usage = {"prompt_tokens": 10, "completion_tokens": 2} if http_status == 200 else None
     data = {"status": "ok" if http_status < 400 else "error", "http_status": http_status, "usage": usage}
