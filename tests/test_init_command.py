@@ -19,7 +19,7 @@ from empo2.recipe.retrofit.first_prompt import SWITCHES, FirstPrompt, advice
 from empo2.recipe.retrofit.recorder import Body, Call, Trace
 from empo2.recipe.retrofit.rows import tell
 from empo2.recipe.retrofit.scripted_model import Script
-from empo2.recipe.retrofit.starter import scope_choices
+from empo2.recipe.retrofit.starter import config_text, scope_choices
 from empo2.recipe.retrofit.states import describe_states
 
 pytestmark = pytest.mark.slow
@@ -122,6 +122,12 @@ chat(messages)
 ask("/chat/completions", messages=[user("Good?")], model="judge")
 reward(1)
 """
+MALFORMED = """
+try:
+    ask("/completions")
+finally:
+    chat(messages, tools=[{"name": "look", "input_schema": {}}])
+"""
 CLASS = """
 class Counter:
     def run(self):
@@ -158,6 +164,7 @@ COMMAND = ("--command", f"{sys.executable} play.py")
         (WHOLE, 1, "ended without a reward: write a number to the file"),
         (WHOLE + "print(0.5)", 1, "set AGENT_REWARD=stdout; its last line is 0.5: if that is the reward, do the last"),
         (NOISE, 1, "wrong  the agent failed: ValueError: the door is locked (play.py:"),
+        (MALFORMED, 1, "is not as OpenAI's API has it: KeyError: 'function'"),
         ("chat(messages)\nraise KeyError('the door')", 1, "wrong  the agent failed: KeyError: 'the door' (play.py:"),
     ],
 )
@@ -345,6 +352,16 @@ def test_tasks_that_are_made_up_are_not_trained_and_nothing_is_overwritten_unask
 
     assert init(*COMMAND, *env, "--force")[0] == 0
     assert (settings.read_text(), tasks.read_text()) == (written, mine)
+
+
+def test_variables_and_rewards_are_written_as_they_are_given() -> None:
+    """YAML reads ON as a truth value, and six digits are too few for some rewards."""
+    text = config_text(Path("empo2.yaml"), agent="a:A", source="tasks.csv", variables={"ON": "input.on"},
+                       scope="all-tasks", rewards=(-1.0, 1234567.5))  # fmt: skip
+    settings = load_settings(layer=parse_yaml(text))
+    assert settings.agent.env == {"ON": "input.on"}
+    assert (settings.algorithm.failure_return, settings.algorithm.success_return) == (-1, 1234567.5)
+    assert "failure_return: -1 " in text
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def examine(trace: Trace, told: Sequence[Told], settings: Settings, time_limit: 
         told: what training makes of each of its calls.
         time_limit: seconds that the agent was given.
     """
-    answered = [call.path in _PROXIED and call.status == 200 and call.trained for call in trace.calls]
-    played = [pair for pair, here in zip(zip(trace.calls, told, strict=True), answered, strict=True) if here]
+    every = zip(trace.calls, told, strict=True)
+    played = [pair for pair in every if pair[0].path in _PROXIED and pair[0].status == 200 and pair[0].trained]
     main = [call for call, told in played if not told.beside]
     rewards = [data.get("value") for data in data_of(trace.events, REWARD_EVENT)]
     did_without = bool(main and rewards and trace.exit_code == 0)
@@ -110,8 +110,9 @@ def _manner(calls: list[Call]) -> str:
 
 
 def offered_tools(calls: Iterable[Call]) -> set[str]:
-    """Return the names of the tools that the calls offer to the model."""
-    tools = (tool for call in calls if "messages" in call.body for tool in call.body.get("tools") or [])
+    """Return the names of the tools that the calls offer to the model; those of a refused call may be malformed."""
+    answered = (call.body for call in calls if call.status == 200 and "messages" in call.body)
+    tools = (tool for body in answered for tool in body.get("tools") or [])
     return {tool["function"]["name"] for tool in tools}
 
 

@@ -204,10 +204,14 @@ def _scripted(script: Script, embedder: str | None) -> ASGIApp:
         if path.endswith("tokenize"):
             return JSONResponse({"tokens": [1]})
         await asyncio.sleep(_REPLY_SECONDS)
-        choices = [
-            {"index": index, "finish_reason": "stop", "token_ids": [1], **script.choice(body)}
-            for index in range(body.get("n") or 1)
-        ]
+        try:
+            choices = [
+                {"index": index, "finish_reason": "stop", "token_ids": [1], **script.choice(body)}
+                for index in range(body.get("n") or 1)
+            ]
+        except (AttributeError, LookupError, TypeError, ValueError) as error:  # vLLM refuses it, too
+            said = f"the request is not as OpenAI's API has it: {type(error).__name__}: {error}"
+            return JSONResponse({"error": {"message": said, "type": "BadRequestError", "code": 400}}, 400)
         kind = "chat.completion" if path.endswith("chat/completions") else "text_completion"
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         return JSONResponse(

@@ -32,8 +32,14 @@ class Script:
         self._chosen = Counter[str]()  # values of each enum
 
     def choice(self, body: Body) -> Body:
-        """Return one choice of the answer to a chat completion or completion request."""
+        """Return one choice of the answer to a chat completion or completion request.
+
+        Raises:
+            AttributeError, LookupError, TypeError, ValueError: the request is malformed.
+        """
         if "messages" not in body:
+            if body.get("prompt") is None:
+                raise ValueError("there is no prompt")
             return {"text": next(self._replies), "logprobs": None}
         called = sum(bool(message.get("tool_calls")) for message in body["messages"])
         wanted = body.get("tool_choice")
@@ -105,10 +111,9 @@ def _referred(root: Any, reference: str) -> Any:
 
 def _called(function: Body, arguments: Any, called: int) -> Body:
     """Return the choice of a tool; `called`: calls so far, which names it."""
-    call = {"name": function["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
-    message = {"role": "assistant", "content": None}
-    calls = [{"id": f"call-{called}", "type": "function", "function": call}]
-    return {"message": {**message, "tool_calls": calls}, "finish_reason": "tool_calls"}
+    named = {"name": function["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+    call = {"id": f"call-{called}", "type": "function", "function": named}
+    return {"message": {"role": "assistant", "content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}
 
 
 def _parsed(text: str) -> Any:

@@ -41,8 +41,8 @@ tasks:
 memory:
   scope: {scope}  # who shares tips: all-tasks, or the tasks that agree in these fields
 algorithm:
-  success_return: {best:g}    # the best reward; an episode that reaches it is a success
-  failure_return: {worst:g}    # the worst reward; what a failed episode counts in val/return
+  success_return: {best}    # the best reward; an episode that reaches it is a success
+  failure_return: {worst}    # the worst reward; what a failed episode counts in val/return
 """
 
 
@@ -127,14 +127,15 @@ def config_text(
     rewards: tuple[float, float],
 ) -> str:
     """Return the configuration of an agent; ``rewards`` are the worst and the best."""
+    worst, best = (int(each) if each.is_integer() else each for each in rewards)
     return _CONFIG.format(
         file=file,
         agent=_yaml(agent),
-        env="\n".join(f"    {name}: {_yaml(value)}" for name, value in variables.items()),
+        env="\n".join(f"    {_yaml(name)}: {_yaml(value)}" for name, value in variables.items()),
         source=_yaml(source),
         scope=_yaml(scope),
-        worst=rewards[0],
-        best=rewards[1],
+        worst=worst,
+        best=best,
     )
 
 
