@@ -52,18 +52,14 @@ def embedder_trouble(states: Sequence[str], embedder: str) -> str:
 def _indistinct(chats: Sequence[Sequence[Message]], reader: StateReader) -> str:
     """Return why turns that differ cannot be told apart by their states; "" if they can."""
     turns = [
-        (before, after)
+        (reader.of_chat(before), reader.of_chat(after))
         for before, after in pairwise(chats)
-        if newest_observation(before) != newest_observation(after) and newest_observation(before)
+        if newest_observation(before) not in ("", newest_observation(after))
     ]
     how = "tips are not found and visits not counted by what is new; try memory.state=end, or regex:PATTERN"
-    if same := sum(reader.of_chat(before) == reader.of_chat(after) for before, after in turns):
+    if same := sum(before == after for before, after in turns):
         return f"{same} of {len(turns)} turns have the state of the turn before, though their messages differ: {how}"
-    grown = sum(
-        reader.of_chat(after).startswith(reader.of_chat(before)) and len(reader.of_chat(before)) > _CHARACTERS
-        for before, after in turns
-    )
-    if grown:
+    if grown := sum(after.startswith(before) and len(before) > _CHARACTERS for before, after in turns):
         return f"{grown} of {len(turns)} states begin with the whole state before them, as a transcript does: {how}"
     return ""
 
