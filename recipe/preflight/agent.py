@@ -1,12 +1,15 @@
 """Whether an agent can be started, and its tasks be played."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from empo2.recipe.config import Settings, imported
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.files.tool_calls import tool_support
 from empo2.recipe.protocol import scope_of
+
+if TYPE_CHECKING:
+    from empo2.recipe.retrofit.recorder import Call
 
 _CALL_SECONDS = 60
 
@@ -62,28 +65,16 @@ def check_first_call(settings: Settings, task: Mapping[str, Any], model: str, *,
     if not (problem or sees):
         return
     from empo2.recipe.retrofit.findings import image_calls, offered_tools
-    from empo2.recipe.retrofit.recorder import record
 
-    calls = record(settings, dict(task), (), _CALL_SECONDS, first_call_only=True).calls
+    calls = first_calls(settings, task)
     if problem and (tools := offered_tools(calls)):
         raise ConfigError(f"model.path={settings.model.path!r}: the agent offers {', '.join(tools)}; {problem}")
     if problem := image_calls(calls):
         raise ConfigError(f"agent.class={settings.agent.name!r}: {problem}")
 
 
-def first_call_problem(settings: Settings, task: Mapping[str, Any]) -> tuple[str, str]:
-    """Return how long the first prompt of a user's agent is, and what to do if it does not fit; "" and "" otherwise.
-
-    The agent is started, with a task and a scripted model, until its first call is answered.
-    """
-    from empo2.recipe.retrofit.first_prompt import advice, first_prompt
+def first_calls(settings: Settings, task: Mapping[str, Any]) -> "list[Call]":
+    """Start the agent, with a task and a scripted model, until its first call is answered; return its calls."""
     from empo2.recipe.retrofit.recorder import record
-    from empo2.recipe.retrofit.rows import tell
 
-    trace = record(settings, dict(task), (), _CALL_SECONDS, first_call_only=True)
-    told = tell(trace.calls, settings.gateway)
-    turns = [call for call, each in zip(trace.calls, told, strict=True) if each.row]
-    if not turns:
-        return "", "the agent was not seen to call the model; empo2 init says why"
-    prompt = first_prompt(turns[0].body, settings)
-    return str(prompt), advice(prompt, settings)
+    return record(settings, dict(task), (), _CALL_SECONDS, first_call_only=True).calls

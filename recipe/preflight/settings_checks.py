@@ -18,7 +18,7 @@ from empo2.recipe.files.models import files_of, read_file
 from empo2.recipe.files.run_directory import check_run_directory
 from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
-from empo2.recipe.preflight.agent import check_fields, check_first_call, first_call_problem
+from empo2.recipe.preflight.agent import check_fields, check_first_call, first_calls
 from empo2.recipe.preflight.finding import Finding
 from empo2.recipe.preflight.keys import KEY, given_keys
 from empo2.recipe.preflight.server import check_server
@@ -130,9 +130,18 @@ def first_call(start: Start) -> Iterator[Finding]:
 def first_prompt(start: Start) -> Iterator[Finding]:
     """Start a user's agent, for the length of its first prompt; those of this package fit."""
     settings = start.settings
-    if "AGENT_COMMAND" in settings.agent.env or not settings.agent.name.startswith("empo2."):
-        said, problem = first_call_problem(settings, start.tasks.train[0])
-        yield Finding("first prompt", "" if problem else said, problem, "advice")
+    if "AGENT_COMMAND" not in settings.agent.env and settings.agent.name.startswith("empo2."):
+        return
+    from empo2.recipe.retrofit.first_prompt import advice, first_prompt
+    from empo2.recipe.retrofit.rows import tell
+
+    calls = first_calls(settings, start.tasks.train[0])
+    told = tell(calls, settings.gateway)
+    said, problem = "", "the agent was not seen to call the model; empo2 init says why"
+    if turns := [call for call, each in zip(calls, told, strict=True) if each.row]:
+        prompt = first_prompt(turns[0].body, settings)
+        said, problem = str(prompt), advice(prompt, settings)
+    yield Finding("first prompt", "" if problem else said, problem, "advice")
 
 
 def state(start: Start) -> None:
