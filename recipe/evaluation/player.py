@@ -22,8 +22,6 @@ _HOPELESS = 8  # failures of the system one after another, beyond those of one r
 
 MEMORY_OFF, MEMORY_ON = "memory off", "memory on"
 
-Event = dict[str, Any]
-
 
 def planned_episodes(panel: Panel, parts: Sequence[str], samples: int) -> list[Planned]:
     """Return all episodes of an evaluation: each task ``samples`` times in each part, by sample, so that an
@@ -77,8 +75,11 @@ class Player:
             for rollout_id in self._ended():
                 if (episode := running.pop(rollout_id, None)) is None:
                     continue
-                result = self._result(rollout_id, episode)
-                self._client.delete(f"/api/rollouts/{rollout_id}").raise_for_status()
+                address = f"/api/rollouts/{rollout_id}"
+                status = self._client.get(address).raise_for_status().json()["rollout"]["status"]
+                events = self._client.get(f"{address}/events").raise_for_status().json()
+                result = result_of(episode, status, events)
+                self._client.delete(address).raise_for_status()
                 failures = failures + 1 if result.failed == FAILED_BY_SYSTEM else 0
                 yield result
                 if failures == too_many:
@@ -89,7 +90,14 @@ class Player:
             time.sleep(_POLL_SECONDS)
 
     def _create(self, episode: Planned) -> str:
-        agent, rollout_id = self._settings.agent, uuid.uuid4().hex
+        agent, rollout_id, metadata = self._settings.agent, uuid.uuid4().hex, {}
+        if episode.memory != "off":
+            tag = RolloutTag(
+                rollout_mode="memory" if "read" in episode.memory else "no-memory",
+                scope=scope_of(episode.task, self._settings.memory.scope),
+                read_only="write" not in episode.memory,
+            )
+            metadata = {TAG: tag.model_dump()}
         request = {
             "rollout_id": rollout_id,
             "input": dict(episode.task),
@@ -98,33 +106,18 @@ class Player:
                 "timeout_seconds": agent.time_limit,
                 "local": {"agent_class": agent.class_, "env_map": agent.env},
             },
-            "metadata": self._metadata(episode),
+            "metadata": metadata,
         }
         self._client.post("/api/rollouts", json=[request]).raise_for_status()
         return rollout_id
-
-    def _metadata(self, episode: Planned) -> dict[str, Any]:
-        if episode.memory == "off":
-            return {}
-        tag = RolloutTag(
-            rollout_mode="memory" if "read" in episode.memory else "no-memory",
-            scope=scope_of(episode.task, self._settings.memory.scope),
-            read_only="write" not in episode.memory,
-        )
-        return {TAG: tag.model_dump()}
 
     def _ended(self) -> list[str]:
         page = self._client.get("/api/rollouts/terminal", params={"after": self._seen}).raise_for_status().json()
         self._seen = page["next_after"]
         return [item["rollout_id"] for item in page["items"]]
 
-    def _result(self, rollout_id: str, episode: Planned) -> Result:
-        rollout = self._client.get(f"/api/rollouts/{rollout_id}").raise_for_status().json()["rollout"]
-        events = self._client.get(f"/api/rollouts/{rollout_id}/events").raise_for_status().json()
-        return result_of(episode, rollout["status"], events)
 
-
-def result_of(episode: Planned, status: dict[str, Any], events: Sequence[Event]) -> Result:
+def result_of(episode: Planned, status: dict[str, Any], events: Sequence[dict[str, Any]]) -> Result:
     """Return an episode's result, from agent-lightning's status of its rollout and all its events in order."""
     calls = data_of(events, MODEL_EVENT)
     answered = [call for call in calls if call.get("status") == "ok"]
@@ -139,9 +132,7 @@ def result_of(episode: Planned, status: dict[str, Any], events: Sequence[Event])
         failed, error = FAILED_BY_AGENT if answered else FAILED_BY_SYSTEM, "the agent reported no reward"
     usage = [call.get("usage") or {} for call in answered]
     return Result(
-        part=episode.part,
-        index=episode.index,
-        sample=episode.sample,
+        *episode.key,
         return_=None if failed else float(value),
         calls=len(answered),
         calls_with_tips=sum(bool(blocks_in(str(call["request"]))) for call in answered),
