@@ -82,7 +82,6 @@ def _inside(line: Line) -> dict[str, Any]:
     least = [use for use in reversed(uses) if use.gain < 0][:_TIPS]
     most = [use for use in uses if use.gain > 0][:_TIPS]
     return {
-        "label": line.label,
         "folder": str(run.folder),
         "tables": [
             {"title": title, "rows": [_tip(use) for use in table]}

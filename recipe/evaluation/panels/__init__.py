@@ -12,8 +12,6 @@ from empo2.recipe.errors import ConfigError
 
 FOLDER = Path(__file__).parent
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Panel:
@@ -23,7 +21,7 @@ class Panel:
     description: str  # where the rows come from, in a sentence
     group: tuple[str, ...]  # fields by whose values the table lists the rows; empty for one line
     config: Mapping[str, Any]  # settings of the panel's world (agent, scope, range of the returns), over a profile
-    rows: tuple[Row, ...]  # each the input of a rollout
+    rows: tuple[dict[str, Any], ...]  # each the input of a rollout
 
     @property
     def checksum(self) -> str:
