@@ -68,7 +68,11 @@ def lines_of(folders: Sequence[Path]) -> list[Line]:
         run = read_run(folder)
         compared = {key: value for key, value in run.settings.items() if not _is_left_out(key)}
         groups.setdefault(repr(compared) if compared else str(folder), []).append(run)
-    return [Line(_label(runs), runs) for runs in groups.values()]
+    labels = [_label(runs) for runs in groups.values()]
+    return [
+        Line(label if labels.count(label) == 1 else str(runs[0].folder), runs)
+        for label, runs in zip(labels, groups.values(), strict=True)
+    ]
 
 
 def differences(lines: Sequence[Line]) -> dict[str, list[str]]:
@@ -79,10 +83,12 @@ def differences(lines: Sequence[Line]) -> dict[str, list[str]]:
 
 
 def _label(runs: Sequence[Run]) -> str:
-    """Return the common beginning of the folders' names, such as ``empo2`` for empo2-1 and empo2-2."""
+    """Return the common beginning of the folders' names, such as ``empo2`` for empo2-10 and empo2-11."""
     names = [run.folder.resolve().name for run in runs]
-    common = os.path.commonprefix(names).rstrip("-_.") if len(names) > 1 else ""  # noqa: RUF071 (names, not paths)
-    return common or names[0]
+    common = os.path.commonprefix(names) if len(names) > 1 else ""  # noqa: RUF071 (names, not paths)
+    if any(name[len(common) :][:1].isdigit() for name in names):
+        common = common.rstrip("0123456789")
+    return common.rstrip("-_.") or names[0]
 
 
 def _is_left_out(key: str) -> bool:

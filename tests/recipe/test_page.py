@@ -131,6 +131,14 @@ def test_a_curve_has_the_steps_that_all_seeds_have_and_charts_are_drawn_of_what_
     assert [line.label for line in lines_of(runs)] == ["a-1", "a-2"]
 
 
+def test_lines_are_named_such_that_they_are_told_apart(tmp_path: Path):
+    seeds = [make_run(tmp_path / f"empo2-{seed}", 1.0, f"algorithm.seed={seed}") for seed in (10, 11)]
+    other = make_run(tmp_path / "a" / "one", 1.0, "algorithm.name=grpo")
+    assert [line.label for line in lines_of([*seeds, other])] == ["empo2", "one"]
+    changed = make_run(tmp_path / "b" / "one", 1.0, "algorithm.rollouts_per_task=16")
+    assert [line.label for line in lines_of([other, changed])] == [str(other), str(changed)]
+
+
 def test_what_the_page_says(page: Path):
     text = Reader(page).text
     assert "empo2, grpo" in text and "empo2 smollm2-135m-instruct, 4 steps, 2 seeds" in text
