@@ -108,10 +108,10 @@ def _number(aside: Path) -> int:
 
 
 def how_to_resume(directory: Path) -> str:
-    """Return one line that says how to continue the run of a folder, and after which step."""
+    """Return what continues the run of a folder, and after which step."""
     checkpoint = last_checkpoint(directory / CHECKPOINTS)
     begins = f"continues after step {step_of(checkpoint)}" if checkpoint else "starts over: no checkpoint is complete"
-    return f"resume  the same command with run.name={directory.name} run.resume=auto {begins}"
+    return f"the same command with run.name={directory.name} run.resume=auto {begins}"
 
 
 def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:

@@ -6,7 +6,6 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import httpx
 import yaml
@@ -52,12 +51,6 @@ def empo2_command(verb: str, descriptor: int) -> list[str]:
     return [sys.executable, "-P", "-m", "empo2.recipe.cli", verb, "--config", f"/dev/fd/{descriptor}"]
 
 
-def gateway_command(directory: Path, descriptor: int, listener: int) -> list[str]:
-    """Return the gateway's command line: descriptors of its settings and its socket, and its memory's folder."""
-    memory = str(directory / MEMORY_FILE)
-    return [*empo2_command("gateway", descriptor), "--fd", str(listener), "--memory", memory]
-
-
 def controller_command(settings: Settings, url: str) -> list[str]:
     """Return the command line of the controller of the gateway at ``url``."""
     agent = [f"agent.class={settings.agent.name}", f"agent.concurrency={settings.agent.concurrency}"]
@@ -66,7 +59,6 @@ def controller_command(settings: Settings, url: str) -> list[str]:
 
 def start_gateway(
     processes: Processes,
-    directory: Path,
     descriptor: int,
     listener: socket.socket,
     keys: Keys,
@@ -75,15 +67,17 @@ def start_gateway(
     secrets: Mapping[str, str] | None = None,
     restartable: bool = False,
 ) -> None:
-    """Start the gateway; its command line has ``options``, its environment the keys and other ``secrets``.
+    """Start the gateway, whose memory is beside its log; its environment has the keys and other ``secrets``.
 
     Args:
         descriptor: of the file with its settings.
+        options: of its command line.
         restartable: it is started again if it ends; its rollouts are gone then, and a trainer plays its step anew.
     """
+    memory = str(processes.directory / MEMORY_FILE)
     processes.start(
         "gateway",
-        [*gateway_command(directory, descriptor, listener.fileno()), *options],
+        [*empo2_command("gateway", descriptor), "--fd", str(listener.fileno()), "--memory", memory, *options],
         secrets={KEY: keys.agent, ADMIN_KEY: keys.admin, **(secrets or {})},
         inherit=(descriptor, listener.fileno()),
         restartable=restartable,

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -72,7 +71,7 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
             say(f"agent  {start.agent}")
         say(f"tasks  {len(tasks.train)} for training, {len(tasks.val)} for validation")
 
-        keys, watch = commands.given_or_random_keys(), Watch(directory)
+        keys = commands.given_or_random_keys()
         environment = commands.environment_without(*_RAY_TOKEN, url=url)  # agents need no Ray
         try:
             with (
@@ -80,24 +79,26 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
                 commands.settings_descriptor(settings) as descriptor,
                 RunProgress(console, settings.run.steps, done=done, started=started) as shown,
             ):
+                watch = Watch(processes, shown)
                 shown.loading(STAGES[0])
-                trainer = _trainer(directory, descriptor, url)
+                trainer = [*commands.empo2_command("train", descriptor), "--gateway", url]
+                trainer += ["--run-directory", str(directory)]
                 token = {name: os.environ[name] for name in _RAY_TOKEN if name in os.environ}
                 secrets = {commands.ADMIN_KEY: keys.admin, **token}
                 processes.start("trainer", trainer, secrets=secrets, inherit=(descriptor,), trains=True)
-                commands.start_gateway(processes, directory, descriptor, listener, keys, restartable=True)
-                commands.wait_for(f"{url}/healthz", partial(watch.look, processes, shown))
+                commands.start_gateway(processes, descriptor, listener, keys, restartable=True)
+                commands.wait_for(f"{url}/healthz", watch.look)
                 if settings.agent.concurrency:
                     commands.start_controller(processes, settings, url, keys)
                 headers = {"Authorization": f"Bearer {keys.admin}"}
                 with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS, trust_env=False) as client:
-                    watch.until_done(client, processes, shown)
+                    watch.until_done(client)
         except Preempted as end:
             _say_rollouts(directory, say)
-            raise Preempted(f"{end}; {how_to_resume(directory).removeprefix('resume').strip()}") from None
+            raise Preempted(f"{end}; {how_to_resume(directory)}") from None
         except (ProcessError, KeyboardInterrupt):
             _say_rollouts(directory, say)
-            say(how_to_resume(directory))
+            say(f"resume  {how_to_resume(directory)}")
             raise
         _say_rollouts(directory, say)
     return directory
@@ -134,7 +135,3 @@ def train_only(settings: Settings, url: str, key: str, directory: Path) -> None:
         resume_from=last_checkpoint(directory / CHECKPOINTS),
     )
     start(config, tasks.train, tasks.val)
-
-
-def _trainer(directory: Path, descriptor: int, url: str) -> list[str]:
-    return [*commands.empo2_command("train", descriptor), "--gateway", url, "--run-directory", str(directory)]

@@ -38,33 +38,24 @@ def running(directory: Path, environment: dict[str, str]) -> Iterator["Processes
     Raises:
         KeyboardInterrupt: Ctrl-C came before, and a library dropped it.
     """
-    with tempfile.TemporaryDirectory(prefix="empo2-", ignore_cleanup_errors=True) as scratch:
+    with contextlib.ExitStack() as ends:
+        scratch = ends.enter_context(tempfile.TemporaryDirectory(prefix="empo2-", ignore_cleanup_errors=True))
         # Locks and sockets that verl, vLLM and ZeroMQ leave behind. Ray's logs and compiled kernels are to stay.
         temporary = Path(tempfile.gettempdir())
         kept = {
             "RAY_TMPDIR": str(temporary / "ray"),
             "TORCHINDUCTOR_CACHE_DIR": str(temporary / f"torchinductor_{os.environ.get('USER') or os.getuid()}"),
         }
-        with _handling(Processes(directory, {**kept, **environment, "TMPDIR": scratch}, scratch)) as processes:
-            yield processes
-
-
-@contextlib.contextmanager
-def _handling(processes: "Processes") -> Iterator["Processes"]:
-    handlers = {signal.SIGINT: processes.interrupt} | dict.fromkeys(preemption.WARNINGS, processes.warn)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-        handlers[signal.SIGHUP] = processes.interrupt
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
+        processes = Processes(directory, {**kept, **environment, "TMPDIR": scratch}, scratch)
+        handlers = {signal.SIGINT: processes.interrupt} | dict.fromkeys(preemption.WARNINGS, processes.warn)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            handlers[signal.SIGHUP] = processes.interrupt
+        for number, handler in handlers.items():
+            ends.callback(signal.signal, number, signal.signal(number, handler))
         interruption.check()
-        with ending_descendants():  # also children of a guard that is killed
-            try:
-                yield processes
-            finally:
-                processes.stop()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        ends.enter_context(ending_descendants())  # also children of a guard that is killed
+        ends.callback(processes.stop)
+        yield processes
 
 
 @contextlib.contextmanager

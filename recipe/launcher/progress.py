@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from empo2.recipe.marked_lines import STAGES
 from empo2.recipe.printed import printable
@@ -85,17 +85,15 @@ class RunProgress:
         self._played = False
         counts = (SpinnerColumn(), TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=20))
         columns = (*counts, TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
-        self._task = self._bar.add_task("", total=steps, completed=done) if self._bar else TaskID(0)
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=steps, completed=done)
 
     def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
@@ -109,17 +107,15 @@ class RunProgress:
         left = STAGES[STAGES.index(stage) + 1 :] if stage else ()
         text = f"loading {stage}" if stage else "all is loaded"
         text += f"; then {', '.join(left)}" if left else ""
-        if self._bar:
-            self._bar.update(self._task, description=text)
-        else:
+        self._bar.update(self._task, description=text)
+        if self._bar.disable:
             self.say(f"{self._said - self._started:4.0f} s  {text}")
 
     def step(self, metrics: Metrics) -> None:
         """Show a step that is done."""
         self._done, self._said = metrics["step"], time.monotonic()
         self.say(f"step {self._done}/{self._steps}  {step_summary(metrics)}")
-        if self._bar:
-            self._bar.update(self._task, completed=self._done)
+        self._bar.update(self._task, completed=self._done)
 
     def playing(self, progress: StepProgress) -> None:
         """Show how far the current step is: on a terminal at once, elsewhere once a minute."""
@@ -129,9 +125,8 @@ class RunProgress:
         if not self._played:
             return
         text = _playing(progress)
-        if self._bar:
-            self._bar.update(self._task, description=text)
-        elif time.monotonic() - self._said >= _QUIET_SECONDS:
+        self._bar.update(self._task, description=text)
+        if self._bar.disable and time.monotonic() - self._said >= _QUIET_SECONDS:
             self._said = time.monotonic()
             self.say(f"step {self._done + 1}/{self._steps}  {text}" if not progress.validation else text)
 

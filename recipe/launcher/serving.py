@@ -53,22 +53,20 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
     settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": model})})
     write_settings(settings, directory)
     keys = commands.given_or_random_keys()
-    if settings.model.server is None:
-        variables, secrets = _vllm_environment(settings), {}
-    else:  # the server's key is for the gateway alone, which sends the agents' calls
-        variables, secrets = {}, {SERVER_KEY: os.environ.get(SERVER_KEY, "")}
+    server = settings.model.server
+    variables = _vllm_environment(settings) if server is None else {}
+    # For the gateway alone, which sends the agents' calls.
+    secrets = {} if server is None else {SERVER_KEY: os.environ.get(SERVER_KEY, "")}
     options = [] if agents is None else ["--serving", agents.model_dump_json()]
     with bind(gateway_host(settings), settings.gateway.port) as listener:
         url = commands.url_of(listener)
         environment = commands.environment_without(*secrets, url=url) | variables
         with running(directory, environment) as processes, commands.settings_descriptor(settings) as descriptor:
-            endpoint = settings.model.server
-            if endpoint is None:
-                name = agents.name if agents else None
-                endpoint = _start_vllm(settings, model, processes, name, key=model_key(keys.admin))
-            commands.start_gateway(processes, directory, descriptor, listener, keys, options=options, secrets=secrets)
+            name, key = agents and agents.name, model_key(keys.admin)
+            endpoint = server or _start_vllm(settings, model, processes, name, key=key)
+            commands.start_gateway(processes, descriptor, listener, keys, options=options, secrets=secrets)
             commands.wait_for(f"{url}/healthz", processes.check)
-            if settings.model.server is None:
+            if server is None:
                 commands.wait_for(f"{endpoint}/models", processes.check)
             headers = {"Authorization": f"Bearer {keys.admin}"}
             with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:

@@ -31,38 +31,44 @@ _GRACE_SECONDS = 30  # the trainer ends its workers itself when it is done, and 
 class Watch:
     """Shows what the trainer writes to the run's folder and what the gateway counts, from the start to the end.
 
-    Created before the trainer is started.
+    Created before the trainer is started, whose log and metrics are in the folder of the processes.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._metrics = NewLines(directory / METRICS_FILE)
-        self._log = NewLines(directory / "trainer.log")
+    def __init__(self, processes: Processes, shown: RunProgress) -> None:
+        self._processes, self._shown = processes, shown
+        self._run = processes.directory
+        self._metrics = NewLines(self._run / METRICS_FILE)
+        self._log = NewLines(self._run / "trainer.log")
         self._workers = Workers()
-        self._rollouts = directory / ROLLOUTS
         self._causes: set[tuple[str, str]] = set()
         self._asked = -math.inf
         self._warned = False
 
-    def until_done(self, client: httpx.Client, processes: Processes, shown: RunProgress) -> None:
-        """Return when the trainer is done; raise as `look`."""
+    def until_done(self, client: httpx.Client) -> None:
+        """Return when the trainer is done; raise as `look`.
+
+        Args:
+            client: of the gateway, with its admin key.
+        """
         done = False
         while not done:
-            done = processes.done("trainer")
+            done = self._processes.done("trainer")
             try:
-                self.look(processes, shown)
+                self.look()
             finally:
                 for metrics in self._metrics.rows():
-                    shown.step(metrics)
-                    self._say_new_causes(metrics, shown)
-            if shown.stage == "" and time.monotonic() - self._asked >= _ASK_SECONDS:
+                    self._shown.step(metrics)
+                    self._say_new_causes(metrics)
+            if self._shown.stage == "" and time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
                 with contextlib.suppress(httpx.HTTPError):
-                    shown.playing(GatewayState.model_validate(client.get(STATE).json()).progress)
+                    self._shown.playing(GatewayState.model_validate(client.get(STATE).json()).progress)
             if not done:
                 time.sleep(_POLL_SECONDS)
 
-    def look(self, processes: Processes, shown: RunProgress) -> None:
+    def look(self) -> None:
         """Show what the trainer has said since the last look; raise as `Processes.check` and `Workers.check`."""
+        processes, shown = self._processes, self._shown
         if processes.warned and not self._warned:
             self._warned = True
             shown.say(f"{processes.warned}: the step is finished and a checkpoint saved; a second signal ends at once")
@@ -78,15 +84,15 @@ class Watch:
         if shown.stage == "policy" and self._workers.serve:
             shown.loading("vLLM")
 
-    def _say_new_causes(self, metrics: Metrics, shown: RunProgress) -> None:
+    def _say_new_causes(self, metrics: Metrics) -> None:
         """Say why rollouts of a step were dropped, where that is the first time."""
         if not metrics.get("empo2/rollouts_dropped") and not metrics.get("val/rollouts_dropped"):
             return
         with contextlib.suppress(Empo2Error):
-            for dropped in read_dropped(self._rollouts, metrics["step"]):
+            for dropped in read_dropped(self._run / ROLLOUTS, metrics["step"]):
                 if (dropped.reason, dropped.cause) not in self._causes:
                     self._causes.add((dropped.reason, dropped.cause))
-                    shown.say(f"dropped  {dropped.told(self._rollouts.parent)}")
+                    self._shown.say(f"dropped  {dropped.told(self._run)}")
 
 
 class Workers:

@@ -212,14 +212,12 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str) -> Call
     """The real `launch`, whose gateway, controller and trainer are stand-ins; what it says."""
 
     def run(*overrides: str, fails: str | None = None, **programs: str) -> list[str]:
-        names = {"trainer": "launch._trainer", "gateway": "commands.gateway_command"}
-        for name, function in {**names, "controller": "commands.controller_command"}.items():
-            code = programs.get(name, SLEEP[-1])
+        def command(verb: str, descriptor: int) -> list[str]:
+            code = programs.get({"train": "trainer"}.get(verb, verb), SLEEP[-1])
+            return [sys.executable, "-c", code, f"/dev/fd/{descriptor}"]
 
-            def command(*given: object, code: str = code, name: str = name) -> list[str]:
-                return [sys.executable, "-c", code, *([] if name == "controller" else [f"/dev/fd/{given[1]}"])]
-
-            monkeypatch.setattr(f"empo2.recipe.launcher.{function}", command)
+        monkeypatch.setattr("empo2.recipe.launcher.commands.empo2_command", command)
+        monkeypatch.setattr("empo2.recipe.launcher.commands.controller_command", lambda *_: SLEEP)
         monkeypatch.setattr("empo2.recipe.launcher.commands.wait_for", lambda *_: None)
         # A trainer that fails is seen at once; what it has written before is told all the same.
         monkeypatch.setattr("empo2.recipe.launcher.watch._POLL_SECONDS", 0.05)
@@ -366,9 +364,9 @@ def test_a_terminal_has_one_line_that_changes() -> None:
     console = Console(file=output, width=120, force_terminal=True, color_system=None)
     with RunProgress(console, 6, started=time.monotonic()) as shown:
         shown.loading("verl")
-        shown._bar.refresh()  # pyright: ignore[reportOptionalMemberAccess]
+        shown._bar.refresh()
         shown.playing(StepProgress(rollouts=8, ended=3, calls=41, tips=2))
-        shown._bar.refresh()  # pyright: ignore[reportOptionalMemberAccess]
+        shown._bar.refresh()
         shown.step({"step": 1, "val/return": 8.25})
     frames = output.getvalue()
     assert "loading verl; then gateway, policy, vLLM" in frames
