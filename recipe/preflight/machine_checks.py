@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from huggingface_hub import constants
 
 from empo2.recipe.config import Settings
-from empo2.recipe.files.models import files_of, hub_cache, is_built_in
+from empo2.recipe.files.models import files_of, is_built_in
 from empo2.recipe.files.run_directory import existing_folder
 from empo2.recipe.network import bind, gateway_host
 from empo2.recipe.preflight import estimate
@@ -135,7 +136,7 @@ def disk(start: Start) -> Iterator[Finding]:
     if shape is None:
         return
     folder = Path(settings.run.directory).absolute()
-    existing, hub = existing_folder(folder), existing_folder(hub_cache())
+    existing, hub = existing_folder(folder), existing_folder(Path(constants.HF_HUB_CACHE))
     free, wanted = shutil.disk_usage(existing).free, estimate.checkpoints(settings, shape)
     kept = f"{estimate.most_checkpoints(settings) or 'no'} checkpoints"
     same_disk = hub.stat().st_dev == existing.stat().st_dev

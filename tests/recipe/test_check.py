@@ -356,7 +356,7 @@ def test_what_the_machine_lacks_is_named(
     monkeypatch.setattr(machine_checks, "MINE", tmp_path / "mine")
     monkeypatch.setattr(machine_checks, "SHARED", tmp_path / "none")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     with_gpus(8)
     _, found = lines_of("gpu", "run.keep_checkpoints=1000000", capsys=capsys)
     wrong = {"host memory": "1 free", "disk": "run.keep_checkpoints", "model": "HF_HUB_OFFLINE"}

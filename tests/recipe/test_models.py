@@ -5,6 +5,8 @@ import hashlib
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -248,13 +250,13 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
         assert code == 2 and problem in message, message
 
 
-def test_the_hubs_folder_is_where_huggingface_hub_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", "/home/me")
-    found = [str(models.hub_cache())]
-    for name, folder in (("XDG_CACHE_HOME", "~/xdg"), ("HF_HOME", "~/hf"), ("HF_HUB_CACHE", "~/hub")):
-        monkeypatch.setenv(name, folder)
-        found.append(str(models.hub_cache()))
-    below = ("/.cache/huggingface/hub", "/xdg/huggingface/hub", "/hf/hub", "/hub")
-    assert found == [f"/home/me{folder}" for folder in below]
+def test_a_model_of_the_hub_is_found_where_huggingface_hub_keeps_it(tmp_path: Path) -> None:
+    """Also by the older one of its variables."""
+    for name, kept in (("HF_HOME", tmp_path / "hub"), ("HUGGINGFACE_HUB_CACHE", tmp_path)):
+        snapshot = kept / "models--a--b" / "snapshots" / "1"
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text("{}")
+        code = "from empo2.recipe.files.models import files_of; print(files_of('a/b'))"
+        given = {"HOME": "/nowhere", name: str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
+        assert done.stdout == f"{snapshot}\n", done.stderr
