@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from empo2.recipe.cli.options import with_options
-from empo2.recipe.cli.panel_options import PanelName, PanelOptions
+from empo2.recipe.cli.options import PanelName, PanelOptions, with_options
 from empo2.recipe.errors import ConfigError
 
 EXAMPLES = """\b

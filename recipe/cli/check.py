@@ -2,17 +2,19 @@
 
 import contextlib
 import shutil
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from empo2.recipe.cli.options import SettingsOptions, with_options
 from empo2.recipe.config import Settings
-
-if TYPE_CHECKING:
-    from empo2.recipe.preflight.estimate import Card, Shape, Terms
-    from empo2.recipe.preflight.finding import Finding
-    from empo2.recipe.preflight.start import Start
+from empo2.recipe.errors import ConfigError
+from empo2.recipe.launcher.processes import ending_descendants
+from empo2.recipe.preflight import estimate
+from empo2.recipe.preflight.estimate import CARDS, GIB, Card, Shape, Terms
+from empo2.recipe.preflight.machine import cpu_memory
+from empo2.recipe.preflight.machine_checks import memory_parts
+from empo2.recipe.preflight.start import Start
 
 EXAMPLES = """\b
 examples:
@@ -35,11 +37,7 @@ def check(
     agent of your own is started until its first call, for the length of its prompt.
     What it says of memory and time is estimated. Exits with 2 if a setting is wrong, with 1 if the machine cannot.
     """
-    from empo2.recipe.errors import ConfigError
-    from empo2.recipe.launcher.processes import ending_descendants
     from empo2.recipe.preflight.checks import MACHINE, PROMPT, SETTINGS, look
-    from empo2.recipe.preflight.estimate import CARDS
-    from empo2.recipe.preflight.start import Start
 
     if gpu is not None and gpu not in CARDS:
         raise ConfigError(f"--gpu {gpu}: is unknown; there are {', '.join(CARDS)}")
@@ -50,7 +48,9 @@ def check(
     for part, found in parts.items():
         print(part)
         for each in found:
-            verdict = _verdict(each, pretended=gpu is not None)
+            verdict = "ok" if not each.fix else "warns" if each.weight == "advice" else "WRONG"
+            if gpu is not None and each.weight == "estimate":  # only the machine with these GPUs could be asked
+                verdict = "needs"
             print(f"  {verdict:7}{each.name:14} {each.said if verdict == 'needs' else each.text}")
             wrong += [part] if verdict == "WRONG" else []
     with contextlib.suppress(ConfigError):  # a line above
@@ -60,14 +60,7 @@ def check(
     raise typer.Exit(2 if "settings" in wrong else 1 if wrong else 0)
 
 
-def _verdict(finding: "Finding", *, pretended: bool) -> str:
-    """Return "needs" for what only the machine with the pretended GPUs can be asked for."""
-    if pretended and finding.weight == "estimate":
-        return "needs"
-    return "ok" if not finding.fix else "warns" if finding.weight == "advice" else "WRONG"
-
-
-def _show_estimate(start: "Start") -> None:
+def _show_estimate(start: Start) -> None:
     settings = start.settings
     if start.shape is None:
         print(f"\nmodel.path={settings.model.path}: its size is unknown, so that memory and time are not estimated")
@@ -77,14 +70,11 @@ def _show_estimate(start: "Start") -> None:
         _show_gpus(settings, start.shape, min(start.gpus.cards, key=lambda card: card.memory))
 
 
-def _show_slurm(start: "Start") -> None:
+def _show_slurm(start: Start) -> None:
     """Say what a job needs by the estimate: memory with a fifth in reserve; the time is the least."""
-    from empo2.recipe.preflight import estimate
-    from empo2.recipe.preflight.machine_checks import memory_parts
-
     settings, cards = start.settings, start.gpus.cards
     wanted = sum(memory_parts(settings, start.shape).values())
-    hardware, memory = settings.hardware, f"{1.2 * wanted / estimate.GIB:.0f}G"
+    hardware, memory = settings.hardware, f"{1.2 * wanted / GIB:.0f}G"
     asked = [f"--nodes={hardware.nodes} --gpus-per-node={hardware.gpus_per_node} --mem={memory}"]
     if cards and start.shape is not None and (step := estimate.step_time(settings, start.shape, cards[0])) is not None:
         minutes = settings.run.steps * (step.generation + step.update) / 60
@@ -93,21 +83,17 @@ def _show_slurm(start: "Start") -> None:
 
 
 def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f}"
+    return f"{size / GIB:.1f}"
 
 
-def _show_processes(settings: Settings, shape: "Shape") -> None:
-    from empo2.recipe.preflight.machine import cpu_memory
-
+def _show_processes(settings: Settings, shape: Shape) -> None:
     terms = cpu_memory(settings, shape)
     print(f"\nGiB of main memory at the longest row, estimated; {shape.parameters / 1e6:.0f} million parameters")
     for name, size in {**terms, "sum": sum(terms.values())}.items():
         print(f"  {name:30}{_gib(size):>8}")
 
 
-def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> None:
-    from empo2.recipe.preflight import estimate
-
+def _show_gpus(settings: Settings, shape: Shape, card: Card) -> None:
     phases, limit = estimate.phases(settings, shape, card), estimate.USABLE * card.memory
     gpus = estimate.gpus_of(settings)
     print(f"\nGiB of each GPU of {gpus}, estimated; {shape.parameters / 1e9:.2f} billion parameters")
@@ -127,14 +113,12 @@ def _show_gpus(settings: Settings, shape: "Shape", card: "Card") -> None:
     _show_step(settings, shape, card)
 
 
-def _cell(terms: "Terms", name: str) -> str:
+def _cell(terms: Terms, name: str) -> str:
     mark = "* " if name == max(terms, key=terms.__getitem__) else ""
     return f"{mark + _gib(terms[name]) if terms.get(name) else '':>14}"
 
 
-def _show_step(settings: Settings, shape: "Shape", card: "Card") -> None:
-    from empo2.recipe.preflight import estimate
-
+def _show_step(settings: Settings, shape: Shape, card: Card) -> None:
     step = estimate.step_time(settings, shape, card)
     if step is None:
         print(f"\na step: the speed of {card.name} is unknown")

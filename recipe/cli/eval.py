@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from empo2.recipe.cli.options import with_options
-from empo2.recipe.cli.panel_options import PanelOptions
+from empo2.recipe.cli.options import PanelOptions, with_options
 from empo2.recipe.errors import ConfigError
 
 EXAMPLES = """\b

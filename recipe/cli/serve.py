@@ -8,17 +8,29 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from empo2.recipe.cli.options import MemoryFrom, Model, Server, SettingsOptions, with_options
-from empo2.recipe.cli.panel_options import playing_layer, settings_file
+from empo2.memory.browse import scope_counts
+from empo2.memory.file import reading
+from empo2.recipe.cli.memory import chosen_scopes
+from empo2.recipe.cli.memory_tables import scope_text
+from empo2.recipe.cli.options import (
+    MemoryFrom,
+    Model,
+    Server,
+    SettingsOptions,
+    playing_layer,
+    settings_file,
+    with_options,
+)
+from empo2.recipe.config import lay_over, load_settings, read_layer
 from empo2.recipe.errors import ConfigError, ProcessError
-
-if TYPE_CHECKING:
-    from empo2.recipe.launcher.serving import Served
-    from empo2.recipe.protocol import RolloutTag
+from empo2.recipe.files.checkpoints import find_model
+from empo2.recipe.files.run_directory import memory_file, put_memory
+from empo2.recipe.preflight.keys import given_keys
+from empo2.recipe.protocol import RolloutTag, Serving
 
 _POLL_SECONDS = 0.5
 
@@ -52,14 +64,9 @@ def serve(
     The gateway answers /v1/chat/completions, /completions, /responses, /messages and /models, also as streams, for
     whoever has the key. Agents keep their temperature; one that sets none gets model.val_temperature.
     """
-    from empo2.recipe.config import lay_over, load_settings, read_layer
-    from empo2.recipe.files.checkpoints import find_model
-    from empo2.recipe.files.run_directory import memory_file, put_memory
     from empo2.recipe.launcher.serving import gateway_of
     from empo2.recipe.preflight.checks import SERVED, require
-    from empo2.recipe.preflight.keys import given_keys
     from empo2.recipe.preflight.start import Start
-    from empo2.recipe.protocol import Serving
 
     os.umask(0o077)  # chats and tips are for their owner only
     named = find_model(model, server)
@@ -85,7 +92,8 @@ def serve(
         print(f"model    {named.name}\nmemory   {said}\nlogs     {folder}, until Ctrl-C\nstarting ...", flush=True)
         name = named.name if server is None else resolved
         with gateway_of(settings, folder, resolved, agents=Serving(name=name, tag=tag)) as served:
-            _say(served, name, secret=bool(given_keys().agent))
+            # A secret key, of the environment, is not shown.
+            _say(served.url, name, "$EMPO2_KEY" if given_keys().agent else served.keys.agent)
             try:
                 while True:
                     served.processes.check()
@@ -108,14 +116,8 @@ def _log_folder() -> Iterator[Path]:
             shutil.rmtree(folder)
 
 
-def _tag(file: Path, asked: str | None) -> tuple["RolloutTag", str]:
+def _tag(file: Path, asked: str | None) -> tuple[RolloutTag, str]:
     """Return the tag of calls that are shown a scope's tips, and what to say of it; a ConfigError unless it is one."""
-    from empo2.memory.browse import scope_counts
-    from empo2.memory.file import reading
-    from empo2.recipe.cli.memory import chosen_scopes
-    from empo2.recipe.cli.memory_tables import scope_text
-    from empo2.recipe.protocol import RolloutTag
-
     with reading(file) as db:
         counts = [count for count in scope_counts(db, chosen_scopes(db, asked)) if count.tips]
     if not counts:
@@ -128,13 +130,13 @@ def _tag(file: Path, asked: str | None) -> tuple["RolloutTag", str]:
     return tag, f"{count.tips:,} tips of scope {scope_text(count.scope) or 'all tasks'}, read only"
 
 
-def _say(served: "Served", name: str, *, secret: bool) -> None:
-    """Print how agents reach the model; a secret key, of the environment, is not shown."""
-    url, key = f"{served.url}/v1", "$EMPO2_KEY" if secret else served.keys.agent
+def _say(gateway: str, name: str, key: str) -> None:
+    """Print how agents reach the model."""
+    url = f"{gateway}/v1"
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     print(
         f"URL      {url}\nkey      {key}\nagents   export OPENAI_BASE_URL={url} OPENAI_API_KEY={key}\n"
-        f"         export ANTHROPIC_BASE_URL={served.url} ANTHROPIC_API_KEY={key}\n"
+        f"         export ANTHROPIC_BASE_URL={gateway} ANTHROPIC_API_KEY={key}\n"
         f'example  curl {url}/chat/completions -H "Authorization: Bearer {key}" -H "Content-Type: application/json" '
         f"-d {shlex.quote(body)}\nready; Ctrl-C stops it",
         flush=True,

@@ -15,7 +15,7 @@ import yaml
 from rich.console import Console
 
 from empo2.recipe.cli import main
-from empo2.recipe.cli.panel_options import PanelOptions
+from empo2.recipe.cli.options import PanelOptions
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.evaluation import panels
