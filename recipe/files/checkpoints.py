@@ -34,8 +34,9 @@ def find_checkpoint(path: Path, step: int | None = None) -> Path:
         if not is_checkpoint_name(path.name):
             said = "a checkpoint's folder keeps its name, global_step_N, and its place in a run's folder"
             raise ConfigError(f"{path}: {said}; give that, or make a model of it there by `empo2 export`")
-        if step in (None, step_of(path)):
-            return path
+        if step not in (None, step_of(path)):
+            raise ConfigError(f"--step {step}: {path} is the checkpoint of another step; give the run's folder")
+        return path
     if not (path / CONFIG_FILE).is_file() and not (path / CHECKPOINTS).is_dir():
         raise ConfigError(f"{path}: not a complete checkpoint, nor a run's folder")
     found = {step_of(each): each for each in complete_checkpoints(path / CHECKPOINTS)}

@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from empo2.memory import MemoryStore
+from empo2.recipe.cli.export import model_card
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
 from empo2.recipe.files import models
@@ -237,17 +238,26 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     mark_complete(complete)
     write_settings(load_settings("cpu"), folder)
     copied = shutil.copytree(complete, tmp_path / "best")
+    without = shutil.copytree(folder / "checkpoints", tmp_path / "other" / "checkpoints").parent
     with contextlib.chdir(complete):
         assert find_checkpoint(Path()) == complete
     for arguments, problem in (
         ([folder, "--step", "2"], "no checkpoint of step 2; there are those of 3"),
+        ([complete, "--step", "2"], "--step 2: "),
         ([folder, "--memory"], "has none; algorithm.name=grpo trains without"),
         ([folder, "--output", tmp_path], "exists; give another folder"),
         ([tmp_path], "not a complete checkpoint, nor a run's folder"),
+        ([without], f"RUN {without / 'config.yaml'}: No such file or directory"),
         ([copied], "a checkpoint's folder keeps its name, global_step_N"),
     ):
         code, message = run(["export", *map(str, arguments)])
         assert code == 2 and problem in message, message
+
+
+def test_a_model_card_names_the_advantage_of_another_paper(tmp_path: Path) -> None:
+    settings = load_settings("cpu", ["algorithm.name=grpo", "algorithm.advantage=gigpo"]).to_dict()
+    card = model_card(tmp_path / "checkpoints" / "global_step_1", settings, memory=False)
+    assert "| trained | GRPO with algorithm.advantage=gigpo, all weights |" in card
 
 
 def test_a_model_of_the_hub_is_found_where_huggingface_hub_keeps_it(tmp_path: Path) -> None:
