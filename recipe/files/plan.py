@@ -81,12 +81,12 @@ def read_plan(
         folder = Path(directory, file.stem)
     trials: dict[str, Trial] = {}
     for name, title, seeds, layer in _configurations(sweep, file):
-        if "seed" in layer.get("algorithm", {}) or any(each.startswith("algorithm.seed=") for each in overrides):
-            raise ConfigError(f"{file}: algorithm.seed: runs have their own, from 1 on; give how many as `seeds`")
         try:
             settings = load_settings(profile, overrides, file=config, layer=layer)
         except ConfigError as error:
             raise ConfigError(f"{file}: arm {name}: {error}") from None
+        if "seed" in layer.get("algorithm", {}) or any(each.startswith("algorithm.seed=") for each in overrides):
+            raise ConfigError(f"{file}: algorithm.seed: runs have their own, from 1 on; give how many as `seeds`")
         for seed in range(1, seeds + 1):
             trial = f"{name}-{seed}"
             if trial in trials:
