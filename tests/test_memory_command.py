@@ -236,6 +236,7 @@ def test_prune(run: Path, ask: Ask, conditions: list[str], removed: set[int]) ->
         ("show .", "a folder without memory.sqlite; give a memory file"),
         ("show nowhere/memory.sqlite", "there is no such file"),
         ("export run --output TAKEN", "exists already; give a new file"),
+        ("export run --output nowhere/tips.jsonl", "--output nowhere/tips.jsonl: there is no folder nowhere"),
         ("import nowhere.jsonl run", "nowhere.jsonl"),
         ("import TAKEN run", "line 1: Invalid JSON"),
         ("import EXPORT run --embedder other", "--embedder other: run/memory.sqlite has keys of 'words'; give a new"),

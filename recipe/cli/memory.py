@@ -24,8 +24,7 @@ from empo2.memory import BySimilarity, EmbedderError, MemoryFileError, MemorySto
 from empo2.memory.browse import embedder_of, find_tips, plays, scope_counts, scopes, stored_tips
 from empo2.memory.file import reading
 from empo2.memory.transfer import export_records, import_records, read_records
-from empo2.recipe.cli import memory_tables as tables
-from empo2.recipe.cli.memory_tables import scope_fields, scope_text, tips_table
+from empo2.recipe.cli.memory_tables import returns_table, scope_fields, scope_text, scopes_table, tips_table
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.gateway.memory import retrieval_policy
@@ -148,10 +147,10 @@ def stats(memory: Memory, scope: Scope = None) -> None:
     log = memory.with_name(memory.name + "-wal")
     size = memory.stat().st_size + (log.stat().st_size if log.exists() else 0)
     _print(f"{memory}: {size / 1e6:,.1f} MB, keys of {name} ({dimension} dimensions)\n", soft_wrap=True)
-    _print(tables.scopes_table(counts))
+    _print(scopes_table(counts))
     if played:
         _print()
-        _print(tables.returns_table(played))
+        _print(returns_table(played))
     if tips:
         unseen = sum(tip.shown == 0 for tip in tips)
         quantiles = np.quantile([tip.value for tip in tips], [0, 0.25, 0.5, 0.75, 1])
@@ -175,6 +174,8 @@ def export(
             return
         if output.exists():
             raise ConfigError(f"--output {output}: exists already; give a new file")
+        if not output.parent.is_dir():
+            raise ConfigError(f"--output {output}: there is no folder {output.parent}")
         unfinished = output.with_name(output.name + ".tmp")
         try:
             unfinished.touch(0o600)  # tips are for their owner only
