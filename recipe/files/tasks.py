@@ -127,15 +127,13 @@ def _of_file(name: str, key: str = "tasks.source") -> Rows:
         return _of_folder(file, source)
     try:
         if file.suffix == ".parquet":
-            rows = read_table(file).to_pylist()
-        else:
-            read = {".jsonl": _json_lines, ".json": _json_list, ".csv": _csv}[file.suffix]
-            rows = read(file, source)
+            return read_table(file).to_pylist()
+        read = {".jsonl": _json_lines, ".json": _json_list, ".csv": _csv}[file.suffix]
+        return read(file, source)
     except OSError as error:
         raise ConfigError(f"{source}: {error.strerror or error}") from None
     except ArrowInvalid as error:
         raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from None
-    return rows
 
 
 def _of_folder(folder: Path, source: str) -> Rows:
@@ -145,11 +143,9 @@ def _of_folder(folder: Path, source: str) -> Rows:
         raise ConfigError(f"{source}: there is no such folder")
     rows, left_out = read_folder(folder)
     if left_out:
+        count = f"{len(left_out)} of {len(rows) + len(left_out)} tasks need a container"
         said = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        print(
-            f"note   {source}: {len(left_out)} of {len(rows) + len(left_out)} tasks need a container: {said}",
-            flush=True,
-        )
+        print(f"note   {source}: {count}: {said}", flush=True)
     return rows
 
 
