@@ -180,8 +180,7 @@ def init(
             print(f"       | {printable(line)}")
     if trace.output.strip():
         log = (config or output).with_suffix(".init.log")
-        _write(log, trace.output)
-        log.chmod(0o600)  # chats are for their owner only
+        _write(log, trace.output, 0o600)  # chats are for their owner only
         lines = len(trace.output.splitlines())
         say("output", f"{log} has all that the agent wrote, {lines} line{'s' * (lines > 1)}")
     if wrong := sum(finding.level == "wrong" for finding in findings):
@@ -215,8 +214,10 @@ def _own_words(output: str) -> str:
     return output[:begin] if own else output
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file; a new one has the mode from its beginning."""
     try:
+        file.touch(mode)
         file.write_text(text)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
