@@ -68,9 +68,10 @@ class GatewayClient:
                 )
         return state
 
-    def progress(self) -> protocol.StepProgress:
-        """Return how far the rollouts of the step have come."""
-        return protocol.GatewayState.model_validate(self._http.get(protocol.STATE).raise_for_status().json()).progress
+    def progress(self, timeout: float = _SECONDS) -> protocol.StepProgress:
+        """Return how far the rollouts of the step have come; an httpx.HTTPError without an answer in ``timeout`` s."""
+        response = self._http.get(protocol.STATE, timeout=timeout).raise_for_status()
+        return protocol.GatewayState.model_validate(response.json()).progress
 
     def statuses(self) -> dict[str, RolloutLifecycleStatus]:
         """Return the status of each rollout, by its id."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 
 from empo2.recipe.config import Settings
@@ -17,6 +16,7 @@ from empo2.recipe.files.models import model_of
 from empo2.recipe.files.run_directory import how_to_resume, last_set_aside, open_run_directory
 from empo2.recipe.files.tasks import Tasks, load_tasks
 from empo2.recipe.files.tool_calls import tool_support
+from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.launcher import commands
 from empo2.recipe.launcher.processes import ending_descendants, running
 from empo2.recipe.launcher.progress import RunProgress
@@ -32,7 +32,6 @@ from empo2.recipe.run_folder import CHECKPOINTS, ROLLOUTS, TASKS_FILE, last_chec
 from empo2.recipe.trainer.verl_config import build_verl_config
 
 _RAY_TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-_ANSWER_SECONDS = 3  # while the gateway is silent, nobody looks whether the processes live
 
 
 @ending_descendants()  # such as a world that lists its tasks
@@ -90,9 +89,8 @@ def launch(settings: Settings, profile: str | None, console: Console) -> Path:
                 commands.wait_for(f"{url}/healthz", watch.look)
                 if settings.agent.concurrency:
                     commands.start_controller(processes, settings, url, keys)
-                headers = {"Authorization": f"Bearer {keys.admin}"}
-                with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS, trust_env=False) as client:
-                    watch.until_done(client)
+                with contextlib.closing(GatewayClient(url, keys.admin)) as gateway:
+                    watch.until_done(gateway)
         except Preempted as end:
             _say_rollouts(directory, say)
             raise Preempted(f"{end}; {how_to_resume(directory)}") from None

@@ -10,15 +10,16 @@ import httpx
 import psutil
 
 from empo2.recipe.errors import Empo2Error, ProcessError
+from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.launcher.progress import Metrics, NewLines, RunProgress
 from empo2.recipe.marked_lines import loading_in, note_in
-from empo2.recipe.protocol import STATE, GatewayState
 from empo2.recipe.rollout_log import read_dropped
 from empo2.recipe.run_folder import METRICS_FILE, ROLLOUTS
 
 _POLL_SECONDS = 0.5
 _ASK_SECONDS = 1
+_ANSWER_SECONDS = 3  # while the gateway is silent, nobody looks whether the processes live
 # By the titles that they give themselves. Without Ray's servers or verl's and vLLM's workers no step can be completed;
 # the trainer may learn of it only after all rollouts of the step have failed at a model server that is gone.
 _VITAL = re.compile(r"gcs_server|raylet|ray::(vLLMHttpServer|WorkerDict)|VLLM::\w+")
@@ -44,12 +45,8 @@ class Watch:
         self._asked = -math.inf
         self._warned = False
 
-    def until_done(self, client: httpx.Client) -> None:
-        """Return when the trainer is done; raise as `look`.
-
-        Args:
-            client: of the gateway, with its admin key.
-        """
+    def until_done(self, gateway: GatewayClient) -> None:
+        """Return when the trainer is done; raise as `look`."""
         done = False
         while not done:
             done = self._processes.done("trainer")
@@ -62,7 +59,7 @@ class Watch:
             if self._shown.stage == "" and time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
                 with contextlib.suppress(httpx.HTTPError):
-                    self._shown.playing(GatewayState.model_validate(client.get(STATE).json()).progress)
+                    self._shown.playing(gateway.progress(_ANSWER_SECONDS))
             if not done:
                 time.sleep(_POLL_SECONDS)
 
