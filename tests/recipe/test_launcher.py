@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from rich.console import Console
@@ -22,11 +23,12 @@ from rich.console import Console
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Preempted, ProcessError
 from empo2.recipe.files import run_directory
+from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.launcher.commands import controller_command, empo2_command, environment_without, settings_descriptor
 from empo2.recipe.launcher.launch import launch
 from empo2.recipe.launcher.processes import Processes, running
 from empo2.recipe.launcher.progress import NewLines, RunProgress
-from empo2.recipe.launcher.watch import Workers
+from empo2.recipe.launcher.watch import Watch, Workers
 from empo2.recipe.printed import one_line, printable, printable_json
 from empo2.recipe.protocol import StepProgress
 
@@ -319,6 +321,17 @@ def test_a_resume_with_other_tasks_says_so(
         said = launched(*options, trainer=trainer)
         told.append([line for line in said if "the tasks are not those" in line])
     assert told[:2] == [[], []] and "set-aside-2/tasks.json" in told[2][0]
+
+
+def test_a_gateway_that_answers_with_an_error_ends_no_run(processes: Processes) -> None:
+    """Whether it still lives is for `Processes.check` to say."""
+    answers = httpx.MockTransport(lambda _: httpx.Response(500, json={"detail": "no"}))
+    with RunProgress(Console(file=io.StringIO()), 1, started=0.0) as shown:
+        watch = Watch(processes, shown)
+        shown.loading("")
+        processes.start("trainer", ["true"], trains=True)
+        with contextlib.closing(GatewayClient("http://gateway", "key", answers)) as gateway:
+            watch.until_done(gateway)
 
 
 def test_a_continued_run_has_fewer_metrics_before_it_has_new_ones(tmp_path: Path) -> None:
