@@ -8,8 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from empo2.recipe import baselines
-from empo2.recipe.gateway.episodes.direct_chats import DirectChats
-from empo2.recipe.gateway.episodes.episode import Episodes
+from empo2.recipe.gateway.episodes.episode import DirectChats, Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.request import Answer, Next, Request, Stage
 from empo2.recipe.gateway.services import Services

@@ -21,7 +21,7 @@ from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ProcessError
 from empo2.recipe.gateway.dialects import dialect
-from empo2.recipe.gateway.episodes import direct_chats
+from empo2.recipe.gateway.episodes import episode
 from empo2.recipe.gateway.request import SERVED
 from empo2.recipe.gateway.upstream import unchanged_since
 from empo2.recipe.launcher.serving import vllm_command
@@ -126,7 +126,7 @@ async def test_no_agent_can_use_up_or_end_what_serves_all(quiet: None, empty_sto
 
 
 async def test_nothing_grows(serving: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_chats, "_MOST_CHATS", 2)
+    monkeypatch.setattr(episode, "_MOST_CHATS", 2)
     monkeypatch.setattr(dialect, "_MOST", 1)
     async with client_of(serving) as client:
         for text in ("one", "two", "three"):

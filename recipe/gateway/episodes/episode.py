@@ -4,15 +4,20 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.request import SERVED, Body
 from empo2.recipe.gateway.tips.injection import EpisodeTips
 from empo2.recipe.gateway.tokens.replies import Replies
-from empo2.recipe.messages import Message
+from empo2.recipe.messages import Message, digest
 from empo2.recipe.protocol import RolloutTag
+
+_MOST_CHATS = 10_000  # of agents that have no rollout
 
 
 @dataclass
@@ -22,7 +27,7 @@ class Turn:
     state: str  # text by which the episode's tip can be found; empty if the request has no text
     chat: list[Message]  # the messages as sent, tips included
     reply: Message  # the model's message
-    shared: dict[str, Any]  # fields of the request that a reflection repeats, so that its prompt continues this one
+    shared: Body  # fields of the request that a reflection repeats, so that its prompt continues this one
     embedding: np.ndarray | None = None  # of the state, [dimension]; None until it is known
     tokens: int = 0  # of the prompt; 0 if the model server does not tell
 
@@ -68,7 +73,7 @@ class Episode:
     context_full: bool = False  # True if its last call was refused as too long for the model's context
     with_tools: bool = False  # True if one of its calls has offered tools
 
-    def ask(self, body: dict[str, Any]) -> Asked:
+    def ask(self, body: Body) -> Asked:
         """Note a call until it is taken from `under_way`: one that comes before an equal one is answered repeats it."""
         content = body.get("messages", body.get("prompt"))
         asked = next((asked for asked in self.under_way if asked.content == content), Asked(content))
@@ -140,3 +145,21 @@ class Episodes:
             upstream.delete(rollout_id)
             self.forget(rollout_id)
         return len(old)
+
+
+class DirectChats:
+    """The chats of agents that have no rollout: each is an episode, so that tips are shown as in validation.
+
+    They are told apart by how they open; the one that was used longest ago is dropped. Two that open with the same
+    messages share an episode, and with it the tips of the turns that are the same.
+    """
+
+    def __init__(self, tag: RolloutTag) -> None:
+        self._of = lru_cache(_MOST_CHATS)(lambda opening: Episode(SERVED, upstream.DEFAULT_ATTEMPT_ID, tag))
+
+    def episode(self, body: Body) -> Episode:
+        """Return the episode of a request: a chat completion, or a completion, which is a chat of its own."""
+        opening = body.get("prompt")
+        if isinstance(messages := body.get("messages"), list):  # those before the first reply
+            opening = [*takewhile(lambda message: message.get("role") != "assistant", messages)]
+        return self._of(digest(opening))
