@@ -23,7 +23,7 @@ from .harness import (
     trained,
     user,
 )
-from .model_server import ModelServer
+from .model_server import ModelServer, tokenizer
 from .rollout_events import request
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
@@ -190,6 +190,21 @@ async def test_no_call_fails_by_its_tips(gateway: GatewayUnderTest) -> None:
     assert len(gateway.model.requests()) == before + 2, "without its limit, but not again without tips that it has not"
     metrics = await gateway.drain()
     assert (metrics["empo2/tips_withdrawn"], metrics["empo2/reply_limits_lifted"]) == (1, 4)
+
+
+async def test_a_prompt_goes_on_from_the_reply_to_one_whose_tips_were_withdrawn(gateway: GatewayUnderTest) -> None:
+    """Tips then stand before what is new in it, not before the whole of it: the two prompts begin alike."""
+    await gateway.store_tips([{"prompt": "a dark room"}], "Take the lamp first.")
+    rollout, prompt = await gateway.create("memory"), "a dark room\n> "
+    gateway.model.context = len(tokenizer()(prompt)["input_ids"]) + 4
+    answer = await gateway.call(rollout, {"prompt": prompt, "max_tokens": 4})
+    assert answer.status_code == 200 and gateway.model.requests("/v1/completions")[-1].body["prompt"] == prompt
+    gateway.model.context = 1000
+    said = prompt + answer.json()["choices"][0]["text"]
+    assert (await gateway.call(rollout, {"prompt": f"{said}\na dark room\n> "})).status_code == 200
+    sent = gateway.model.requests("/v1/completions")[-1].body["prompt"]
+    assert sent.startswith(said) and BLOCK in sent
+    assert (await gateway.drain())["empo2/tips_withdrawn"] == 1
 
 
 async def test_a_limit_of_plain_grpo_is_lifted_and_counted(tmp_path: Path) -> None:

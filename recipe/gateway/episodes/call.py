@@ -5,10 +5,9 @@ A failure here is counted and costs the call its tips; the agent's call itself g
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
-from typing import ClassVar
 
 import structlog
 
@@ -39,48 +38,75 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 @dataclass
-class ModelCall:
-    """One call of a tagged rollout, made by `prepare_call`; `answered` or `refused` concludes it."""
+class PlainCall:
+    """One call of plain GRPO, whose rollouts have no tag: sampled and continued as those of EMPO².
+
+    `answered` or `refused` concludes it.
+    """
 
     services: Services
-    episode: Episode
-    body: Body  # the agent's request
-    asked: Asked  # what it asks, maybe not for the first time
-    found: TipSearch  # its state and tips
-    chat: Body  # the request with the tips in it
     sent: Body  # the request that is sent
     tokens: ChatTokens  # of the prompt that is sent
-    # The prompt without tips, which the server is asked for while the policy generates; None if it is the one that is
-    # sent.
-    tip_free: asyncio.Task[Prompt] | None
     teaches: bool  # True if the likeliest tokens are recorded beside each sampled one
-    span: Span  # of the call
 
     async def shorter(self, answer: Body | None) -> Body | None:
         """Return what to send in the place of a request that was refused; None if nothing shorter is left.
 
         vLLM counts the reply's limit, which clients set to what their own models can: without it the reply may take
-        what is left of the context. Then the tips go, of all turns: no call fails by its tips.
+        what is left of the context.
         """
-        if not is_too_long(answer):
+        kept = {name: value for name, value in self.sent.items() if name not in _LIMITS}
+        if not is_too_long(answer) or len(kept) == len(self.sent):
             return None
-        episode = self.episode
-        if (unlimited := _unlimited(self.services, self.sent)) is not None:
-            self.sent = unlimited
-        elif self.found.request is not None and self.found.request.carried:
-            self.services.metrics.counts["tips_withdrawn"] += 1
-            episode.tips.withdraw()
-            if self.tip_free is not None:
-                self.tip_free.cancel()
-            self.found, self.chat, self.tip_free = replace(self.found, request=None), self.body, None
-            self.tokens = await ChatTokens.prepare(self.services, episode.rollout_id, episode.replies, self.body)
-            self.sent = _sent(self.body, self.tokens, episode.tag, teaches=self.teaches)
-        else:
-            return None
-        return self.sent
+        self.services.metrics.counts["reply_limits_lifted"] += 1
+        self.sent = kept
+        return kept
 
     def refused(self, status: int, answer: Body | None) -> None:
         """Note an error response, or that there was no response (status 0)."""
+
+    def answered(self, response: Body, number: int, prompt: Ids | None) -> None:
+        """Note what the agent is answered.
+
+        Args:
+            number: of the call among the recorded ones of the attempt.
+            prompt: the token ids of its prompt; None if the server has told none.
+        """
+        if reply_of(response) is not None and prompt:
+            self.tokens.answered(response, prompt)
+
+
+@dataclass
+class ModelCall(PlainCall):
+    """One call of a tagged rollout, made by `prepare_call`."""
+
+    episode: Episode
+    body: Body  # the agent's request
+    asked: Asked  # what it asks, maybe not for the first time
+    found: TipSearch  # its state and tips
+    chat: Body  # the request with the tips in it
+    # The prompt without tips, which the server is asked for while the policy generates; None if it is the one that is
+    # sent.
+    tip_free: asyncio.Task[Prompt] | None
+    span: Span  # of the call
+
+    async def shorter(self, answer: Body | None) -> Body | None:
+        """As `PlainCall.shorter`; then the tips go, of all turns: no call fails by its tips."""
+        if (unlimited := await super().shorter(answer)) is not None:
+            return unlimited
+        if not is_too_long(answer) or self.found.request is None or not self.found.request.carried:
+            return None
+        episode = self.episode
+        self.services.metrics.counts["tips_withdrawn"] += 1
+        episode.tips.withdraw()
+        if self.tip_free is not None:
+            self.tip_free.cancel()
+        self.chat, self.tip_free = self.body, None
+        self.tokens = await ChatTokens.prepare(self.services, episode.rollout_id, episode.replies, self.body)
+        self.sent = _sent(self.body, self.tokens, episode.tag, teaches=self.teaches)
+        return self.sent
+
+    def refused(self, status: int, answer: Body | None) -> None:
         self.episode.under_way.remove(self.asked)
         if self.tip_free is not None:
             self.tip_free.cancel()
@@ -90,10 +116,6 @@ class ModelCall:
         """Record the call in the background, since the agent already has its reply.
 
         What the agent did not ask for is taken out of the response, in place, and so out of agent-lightning's event.
-
-        Args:
-            number: of the call among the recorded ones of the attempt.
-            prompt: the token ids of its prompt; None if the server has told none.
         """
         episode, body = self.episode, self.body
         episode.under_way.remove(self.asked)
@@ -186,30 +208,6 @@ class ModelCall:
             return None
 
 
-@dataclass
-class PlainCall:
-    """One call of plain GRPO, whose rollouts have no tag: sampled and continued as those of EMPO²; see `ModelCall`."""
-
-    services: Services
-    sent: Body
-    tokens: ChatTokens
-    teaches: ClassVar = False
-
-    async def shorter(self, answer: Body | None) -> Body | None:
-        """As `ModelCall.shorter`; there are no tips."""
-        if not is_too_long(answer) or (unlimited := _unlimited(self.services, self.sent)) is None:
-            return None
-        self.sent = unlimited
-        return self.sent
-
-    def answered(self, response: Body, number: int, prompt: Ids | None) -> None:
-        if reply_of(response) is not None and prompt:
-            self.tokens.answered(response, prompt)
-
-    def refused(self, status: int, answer: Body | None) -> None:
-        """Nothing is held of a call that failed."""
-
-
 async def prepare_call(services: Services, episode: Episode, body: Body) -> ModelCall:
     """Find a call's tips and build the request that replaces the agent's. Never raises."""
     started = time.perf_counter()
@@ -237,7 +235,7 @@ async def prepare_call(services: Services, episode: Episode, body: Body) -> Mode
         tip_free = asyncio.Task(asking, loop=asyncio.get_running_loop(), eager_start=True)
         # Reading the exception keeps asyncio from logging it when the call fails too and nobody awaits the ids.
         tip_free.add_done_callback(lambda task: task.cancelled() or task.exception())
-    return ModelCall(services, episode, body, episode.ask(body), found, chat, sent, tokens, tip_free, teaches, span)
+    return ModelCall(services, sent, tokens, teaches, episode, body, episode.ask(body), found, chat, tip_free, span)
 
 
 async def prepare_plain_call(services: Services, rollout_id: str, replies: Replies, body: Body) -> PlainCall:
@@ -245,7 +243,7 @@ async def prepare_plain_call(services: Services, rollout_id: str, replies: Repli
     count_sampling(services, body)
     body = replies.sampled.restored(body)
     tokens = await ChatTokens.prepare(services, rollout_id, replies, body)
-    return PlainCall(services, {**sampling.neutral(body), **tokens.fields}, tokens)
+    return PlainCall(services, {**sampling.neutral(body), **tokens.fields}, tokens, teaches=False)
 
 
 def _sent(chat: Body, tokens: ChatTokens, tag: RolloutTag, *, teaches: bool) -> Body:
@@ -257,15 +255,6 @@ def _sent(chat: Body, tokens: ChatTokens, tag: RolloutTag, *, teaches: bool) -> 
 def is_too_long(answer: Body | None) -> bool:
     """Return whether a model server's error says that a prompt is longer than the model's context."""
     return any(words in str(answer) for words in _TOO_LONG)
-
-
-def _unlimited(services: Services, sent: Body) -> Body | None:
-    """Return a request without a limit of the reply's length, and count that; None if it has none."""
-    kept = {name: value for name, value in sent.items() if name not in _LIMITS}
-    if len(kept) == len(sent):
-        return None
-    services.metrics.counts["reply_limits_lifted"] += 1
-    return kept
 
 
 def _new_tips(found: TipSearch) -> list[int]:
