@@ -88,7 +88,7 @@ def make_gateway(
     critic = baselines.asked_for(settings, "critic.path")
     picks = critic.Reranking(services) if critic else None
     completions = upstream.Completions(
-        app, proxy, client, trained=serving is None, counts=services.metrics.counts, paper=picks
+        app, services.servers, trained=serving is None, counts=services.metrics.counts, paper=picks
     )
     way = stages(
         services, keys=keys, episodes=episodes, reflector=reflector, others=others, serving=serving, watch=watch

@@ -12,13 +12,13 @@ import orjson
 import structlog
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID as DEFAULT_ATTEMPT_ID
 from agentlightning.schemas import TERMINAL_STATES, Event, RolloutCreate
+from agentlightning.schemas import Model as Server
 from agentlightning.schemas import Rollout as Rollout
 from agentlightning.schemas import RolloutState as RolloutState
 from agentlightning.server import proxy as agent_lightning_proxy
 from agentlightning.server.app import create_app
 from agentlightning.server.proxy import NoServersError as NoServersError
 from agentlightning.server.proxy import (
-    ProxyPauseState,
     ProxyRouter,
     _capture_event,
     _dec_inflight,
@@ -39,9 +39,11 @@ from starlette.types import Receive
 
 from empo2.recipe.config import Model
 from empo2.recipe.gateway.continued import Continuations
-from empo2.recipe.gateway.request import SERVED, Answer, Next, Request, refusal
+from empo2.recipe.gateway.request import SERVED, Answer, Body, Next, Request, refusal
 from empo2.recipe.gateway.server_client import ServerAnswer, ServerClient
 from empo2.recipe.protocol import CONTINUED, MODEL_EVENT, REWARD_EVENT, RolloutTag, data_of, whole_events
+
+log = structlog.get_logger()
 
 
 def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
@@ -69,7 +71,40 @@ def _is_tried_again(status: int) -> bool:
     return status in (408, 409, 429, 502, 503, 504)
 
 
-log = structlog.get_logger()
+class ModelServers:
+    """Client of the policy's vLLM servers. It asks them directly: a call on a rollout's URL would become a trained row.
+
+    A rollout's requests go to the server that agent-lightning sends the agent's own calls to, since its prefix cache
+    holds the episode.
+    """
+
+    def __init__(self, proxy: dict[str, Any], client: ServerClient) -> None:
+        self.router, self.client = ProxyRouter(proxy), client
+
+    def of(self, rollout_id: str) -> Server:
+        """Return the server of a rollout.
+
+        Raises:
+            NoServersError: none is registered.
+        """
+        return self.router.select_server(self.router.model_name, rollout_id)
+
+    async def post(self, rollout_id: str, path: str, body: Body, timeout: float) -> ServerAnswer:
+        """Send a request; ``path`` is relative to ``/v1``, or is ``/tokenize``, which is at the root.
+
+        Raises:
+            NoServersError: no server is registered.
+            httpx.HTTPError: no answer within ``timeout`` seconds.
+        """
+        server = self.of(rollout_id)
+        base = server.endpoint.rstrip("/")
+        url = base.removesuffix("/v1") + path if path == "/tokenize" else base + path
+        return await self.client.post(url, json={**body, "model": server.model}, timeout=timeout)
+
+    def version(self, rollout_id: str) -> int | None:
+        """Return the version of the policy on a rollout's server; None if there is no server."""
+        with suppress(NoServersError):
+            return self.of(rollout_id).version
 
 
 class Completions:
@@ -80,24 +115,16 @@ class Completions:
 
     Args:
         app: agent-lightning's, whose pause is kept.
-        client: of the policy's servers; agent-lightning's own has at most 100 connections.
+        servers: with a client of our own; agent-lightning's has at most 100 connections.
         trained: False for agents that nobody trains: they keep their temperature, and see no token ids.
         counts: of the step; ``answers_refused`` is counted here.
         paper: changes a request's body (``asked``) and picks the answer (``picked``) before it is recorded.
     """
 
     def __init__(
-        self,
-        app: FastAPI,
-        proxy: dict[str, Any],
-        client: ServerClient,
-        *,
-        trained: bool,
-        counts: Counter[str],
-        paper: Any = None,
+        self, app: FastAPI, servers: ModelServers, *, trained: bool, counts: Counter[str], paper: Any = None
     ) -> None:
-        self._app, self._client, self._counts, self._paper = app, client, counts, paper
-        self._router = ProxyRouter(proxy) if trained else ServingRouter(proxy)
+        self._app, self._servers, self._trained, self._counts, self._paper = app, servers, trained, counts, paper
 
     async def __call__(self, request: Request, forward: Next) -> Response:
         """Return the model's answer, as the last stage; a client that hangs up ends the call."""
@@ -123,18 +150,19 @@ class Completions:
         if rollout_id not in _rollouts:
             return refusal(404, f"Rollout not found: {rollout_id}")
         try:
-            server = self._router.select_server(self._router.model_name, rollout_id)
+            server = self._servers.of(rollout_id)
         except NoServersError as error:
             return _unanswered(request, 503, str(error))
         async with pause.lock:
             if pause.paused:
-                return _paused(pause)
+                answer = Answer(orjson.dumps({"error": "gateway paused", "reason": pause.reason}), 429)
+                answer.headers.update({"Retry-After": str(pause.retry_after_seconds), "X-Agl-Paused": "true"})
+                return answer
             pause.inflight += 1
         try:
             url = f"{server.endpoint.rstrip('/')}/{request.api}"
-            asked = request.body if self._paper is None else self._paper.asked(request)
-            body, started = self._router.prepare_body(asked, request.mode), time.perf_counter()
-            client: Any = self._client
+            body, started = self._prepared(request), time.perf_counter()
+            client: Any = self._servers.client
             response = await _send_upstream_with_retries(client=client, url=url, body=body)
             latency_ms = (time.perf_counter() - started) * 1000
             is_json = response.headers.get("content-type", "").startswith("application/json")
@@ -164,6 +192,15 @@ class Completions:
             await _dec_inflight(pause)
         return Answer(content, response.status_code, value=value, call=number, prompt=chats.prompt)
 
+    def _prepared(self, request: Request) -> Body:
+        """Return the body that is sent."""
+        body = request.body if self._paper is None else self._paper.asked(request)
+        prepared = self._servers.router.prepare_body(body, request.mode)
+        if self._trained or request.mode == "train":
+            return prepared
+        temperature = prepared["temperature"] if body.get("temperature") is None else body["temperature"]
+        return {**body, "model": prepared["model"], "temperature": temperature}
+
 
 def _unanswered(request: Request, status: int, problem: str) -> Response:
     """Refuse a call that no model server has answered, and record it: its rollout does not fail by its agent."""
@@ -177,22 +214,6 @@ def _unanswered(request: Request, status: int, problem: str) -> Response:
 async def _hung_up(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _paused(pause: ProxyPauseState) -> Response:
-    answer = Answer(orjson.dumps({"error": "gateway paused", "reason": pause.reason}), 429)
-    answer.headers.update({"Retry-After": str(pause.retry_after_seconds), "X-Agl-Paused": "true"})
-    return answer
-
-
-class ServingRouter(ProxyRouter):
-    """Leaves agents their temperature; one without gets validation's. They see no token ids."""
-
-    def prepare_body(self, body: dict[str, Any], mode: str) -> dict[str, Any]:
-        if mode == "train":
-            return super().prepare_body(body, mode)
-        asked = body.get("temperature")
-        return {**body, "model": self._model_name, "temperature": self._val_temperature if asked is None else asked}
 
 
 async def keep_open(rollout_id: str) -> None:
@@ -331,32 +352,3 @@ def record(rollout_id: str, attempt_id: str, event_type: str, data: dict[str, An
     except HTTPException:
         return False
     return True
-
-
-class ModelServers:
-    """Client of the policy's vLLM servers. It asks them directly: a call on a rollout's URL would become a trained row.
-
-    A rollout's requests go to the server that agent-lightning sends the agent's own calls to, since its prefix cache
-    holds the episode.
-    """
-
-    def __init__(self, proxy: dict[str, Any], client: ServerClient) -> None:
-        self._router = ProxyRouter(proxy)
-        self._client = client
-
-    async def post(self, rollout_id: str, path: str, body: dict[str, Any], timeout: float) -> ServerAnswer:
-        """Send a request; ``path`` is relative to ``/v1``, or is ``/tokenize``, which is at the root.
-
-        Raises:
-            NoServersError: no server is registered.
-            httpx.HTTPError: no answer within ``timeout`` seconds.
-        """
-        server = self._router.select_server(self._router.model_name, rollout_id)
-        base = server.endpoint.rstrip("/")
-        url = base.removesuffix("/v1") + path if path == "/tokenize" else base + path
-        return await self._client.post(url, json={**body, "model": server.model}, timeout=timeout)
-
-    def version(self, rollout_id: str) -> int | None:
-        """Return the version of the policy on a rollout's server; None if there is no server."""
-        with suppress(NoServersError):
-            return self._router.select_server(self._router.model_name, rollout_id).version
