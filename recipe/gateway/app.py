@@ -16,7 +16,6 @@ from empo2.memory import MemoryService
 from empo2.recipe import baselines, protocol
 from empo2.recipe.config import Settings, traces_endpoint
 from empo2.recipe.gateway import garbage, server_client, upstream
-from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.metrics import StepMetrics
@@ -80,11 +79,10 @@ def make_gateway(
         state=StateReader(settings.memory),
         traces=traces,
     )
-    episodes, credit = Episodes(), TipCredit(services)
-    reflector = Reflector(services, credit)
+    episodes, reflector = Episodes(), Reflector(services)
     app = upstream.agent_lightning_app(proxy, keys.admin)
     app.include_router(model_routes(serving.name if serving else model_path))
-    app.include_router(empo2_routes(services, episodes, reflector, credit, model_path, folder.resolve()))
+    app.include_router(empo2_routes(services, episodes, reflector, model_path, folder.resolve()))
     critic = baselines.asked_for(settings, "critic.path")
     picks = critic.Reranking(services) if critic else None
     completions = upstream.Completions(

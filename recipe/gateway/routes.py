@@ -11,7 +11,6 @@ from fastapi import APIRouter, HTTPException, Response
 from empo2.memory import EmbedderError, MemoryFileError
 from empo2.recipe import protocol
 from empo2.recipe.gateway import garbage, upstream
-from empo2.recipe.gateway.episodes.credit import TipCredit
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.services import Services
@@ -23,7 +22,7 @@ _COMMIT_SECONDS = 10  # for the visits of a step; most of it is waiting for anot
 
 
 def empo2_routes(
-    services: Services, episodes: Episodes, reflector: Reflector, credit: TipCredit, model_path: str, folder: Path
+    services: Services, episodes: Episodes, reflector: Reflector, model_path: str, folder: Path
 ) -> APIRouter:
     router, memory, settings = APIRouter(tags=["empo2"]), services.memory, services.settings
 
@@ -59,7 +58,7 @@ def empo2_routes(
         if services.gate.is_open:  # behind a closed one none is under way, and those that wait go on later
             await reflector.wait(request.timeout)
         await episodes.settle(None, max(0.0, end - loop.time()))
-        await credit.conclude_pairs(upstream.unread_pairs())
+        await reflector.credit.conclude_pairs(upstream.unread_pairs())
         try:
             async with asyncio.timeout(_COMMIT_SECONDS):
                 await memory.commit_visits()
@@ -86,9 +85,16 @@ def empo2_routes(
         return {"status": "ok"}
 
     async def moved(action: Callable[[Path], Awaitable[None]], path: str) -> dict[str, str]:
-        """Write or read a memory file; an error of the memory becomes a response that says why."""
+        """Write or read a memory file below the folder, links resolved; an error becomes a response that says why.
+
+        Of a file elsewhere it is not said whether it exists.
+        """
         try:
-            await action(_below(folder, path))
+            resolved = (folder / path).resolve()
+            if not resolved.is_relative_to(folder) or resolved.suffix != ".sqlite":
+                where = "`empo2 gateway --snapshots` names another folder"
+                raise ValueError(f"must be a *.sqlite below {folder}; {where}")
+            await action(resolved)
         except _MEMORY_ERRORS as error:
             raise HTTPException(409, detail=f"{path}: {error}") from None
         return {"path": path}
@@ -102,18 +108,6 @@ def empo2_routes(
         return await moved(memory.restore, request.path)
 
     return router
-
-
-def _below(folder: Path, path: str) -> Path:
-    """Return the path of a memory file below the folder, links resolved.
-
-    Raises:
-        ValueError: it is elsewhere, or its name does not end with .sqlite. Whether it exists is not said.
-    """
-    resolved = (folder / path).resolve()
-    if not resolved.is_relative_to(folder) or resolved.suffix != ".sqlite":
-        raise ValueError(f"must be a *.sqlite below {folder}; `empo2 gateway --snapshots` names another folder")
-    return resolved
 
 
 def model_routes(name: str) -> APIRouter:

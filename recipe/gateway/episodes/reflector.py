@@ -40,10 +40,10 @@ class RefusedTip(Exception):
 class Reflector:
     """Background worker that credits the tips a finished episode saw and asks the policy for a new one."""
 
-    def __init__(self, services: Services, credit: TipCredit) -> None:
+    def __init__(self, services: Services) -> None:
         self.services = services
+        self.credit = TipCredit(services)
         self.writing = asyncio.Lock()  # for papers that read what they change
-        self._credit = credit
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Reflector:
 
     async def _conclude(self, episode: Episode, score: float) -> None:
         async with self.services.gate:  # the memory does not change either while the weights do
-            await self._credit.finished(episode, score)
+            await self.credit.finished(episode, score)
             success = is_success(score, self.services.settings.algorithm.success_return)
             if not success or self.services.settings.reflection.of == "all":
                 with self.services.traces.memory(names.CREATE, episode.rollout_id, episode.tag) as span:
@@ -193,7 +193,10 @@ def reflection_chats(
     # The agent sends its whole chat, so the last call holds the transcript.
     whole = last[: len(first)] == first and replies_in_chat >= len(chats) - 1
     if whole and tokens <= _CHAT_TOKENS:
-        yield [*last, _plain(replies[-1]), ask]
+        reply = normal_message(replies[-1])
+        # Thoughts and vLLM's extra fields break templates.
+        sent_back = {key: reply[key] for key in ("role", "content", "tool_calls") if reply.get(key) is not None}
+        yield [*last, sent_back, ask]
     observed = [newest_observation(chat) for chat in chats]
     for limit in _TRANSCRIPT_CHARACTERS:
         text = transcript(observed, [*map(spoken, replies)], limit)
@@ -206,8 +209,11 @@ def transcript(observed: Sequence[str], actions: Sequence[str], characters: int)
     There is more room for the task, the last result, the last error and the last output of tests; where there are too
     many calls, those in the middle are left out.
     """
-    last = [number for found in (_ERROR, _TESTS) for number in _last(found, observed)]
-    room = dict.fromkeys(last, characters // 8) | {len(observed) - 1: characters // 4} | {0: characters // 3}
+    room: dict[int, int] = {}
+    for pattern in (_ERROR, _TESTS):
+        found = [number for number in range(1, len(observed)) if pattern.search(observed[number])]
+        room |= dict.fromkeys(found[-1:], characters // 8)
+    room |= {len(observed) - 1: characters // 4} | {0: characters // 3}
     brief = min(_RESULT_CHARACTERS, characters // 40)
     calls = [
         f"Observation: {shortened(seen, room.get(number, _RESULT_CHARACTERS))}\nAction: {shortened(action, brief)}"
@@ -225,10 +231,6 @@ def transcript(observed: Sequence[str], actions: Sequence[str], characters: int)
     return shortened("\n".join(gaps), characters)
 
 
-def _last(pattern: re.Pattern[str], texts: Sequence[str]) -> list[int]:
-    return [number for number in range(1, len(texts)) if pattern.search(texts[number])][-1:]
-
-
 def of_main_agent(turns: Sequence[Turn]) -> list[Turn]:
     """Return the turns of the agent that has most of them, the first of equals: sub-agents are asked otherwise.
 
@@ -240,9 +242,3 @@ def of_main_agent(turns: Sequence[Turn]) -> list[Turn]:
         agents[json.dumps([system, turn.shared.get("tools")], default=str)].append(turn)
     main = max(agents.values(), key=len)
     return main if len(main) > 1 else list(turns)
-
-
-def _plain(reply: Message) -> Message:
-    """Return a reply as a message to send back, without thoughts and vLLM's extra fields, which break templates."""
-    form = normal_message(reply)
-    return {key: form[key] for key in ("role", "content", "tool_calls") if form.get(key) is not None}
