@@ -94,7 +94,10 @@ class ServerClient:
         except (aiohttp.ClientError, OSError) as error:
             raise httpx.ReadError(str(error)) from error
         if answer.status >= 400 and not kind.startswith("application/json"):
-            kind, content = "application/json", dumped(_error(answer.status, content))
+            text = content.decode(errors="replace").strip()[:_ERROR_CHARACTERS]
+            message = text or f"the model server answers {answer.status}"
+            said = {"message": message, "type": "server_error", "code": answer.status}
+            kind, content = "application/json", dumped({"error": said})
         return ServerAnswer(url, answer.status, {"content-type": kind}, content)
 
 
@@ -118,8 +121,3 @@ class Network(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         for pool in self._pools:
             await pool.aclose()
-
-
-def _error(status: int, content: bytes) -> dict[str, Any]:
-    text = content.decode(errors="replace").strip()[:_ERROR_CHARACTERS]
-    return {"error": {"message": text or f"the model server answers {status}", "type": "server_error", "code": status}}

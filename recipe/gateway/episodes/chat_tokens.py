@@ -61,33 +61,22 @@ class ChatTokens:
 
     def answered(self, response: Body, prompt_ids: Ids) -> None:
         """Keep the reply, and count whether the server tokenizes the one before it as it was sampled. Never raises."""
+        counts, prompt = self._services.metrics.counts, Prompt(prompt_ids, prompt_ids)
         try:
-            prompt = self._sent(prompt_ids)
+            if self._prompt is not None and self._prompt.ids == prompt_ids:
+                prompt = self._prompt
+                counts["continued_calls"] += 1
+            elif self._prompt is not None:  # a server that does not know the field
+                _count_text(self._services, "ignored")
             known = asyncio.get_running_loop().create_future()
             known.set_result(prompt)
             self._replies.add(self._body, known, response)
-            if self._last is not None:
-                self._count_drift(self._last, prompt)
+            if (last := self._last) and last.prompt.done() and not (last.prompt.cancelled() or last.prompt.exception()):
+                counts["continuing_calls"] += 1
+                counts["drifted_calls"] += _after(last.prompt.result().rendered, last.ids, prompt.rendered) is None
         except Exception as error:
             log.error("no token ids of a reply", error=described(error))
             _count_text(self._services, "failed")
-
-    def _sent(self, seen: Ids) -> Prompt:
-        """Return the prompt whose ids the model saw."""
-        if self._prompt is None:
-            return Prompt(seen, seen)
-        if self._prompt.ids != seen:  # a server that does not know the field
-            _count_text(self._services, "ignored")
-            return Prompt(seen, seen)
-        self._services.metrics.counts["continued_calls"] += 1
-        return self._prompt
-
-    def _count_drift(self, last: Reply, prompt: Prompt) -> None:
-        if not last.prompt.done() or last.prompt.cancelled() or last.prompt.exception():
-            return
-        counts = self._services.metrics.counts
-        counts["continuing_calls"] += 1
-        counts["drifted_calls"] += _after(last.prompt.result().rendered, last.ids, prompt.rendered) is None
 
 
 async def tip_free_prompt(services: Services, rollout_id: str, replies: Replies, body: Body) -> Prompt:

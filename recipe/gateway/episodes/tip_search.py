@@ -48,8 +48,9 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
     request = (
         ChatRequest(episode.tips, messages) if isinstance(messages, list) else PromptRequest(episode.tips, str(prompt))
     )
-    embedding = None
-    if request.takes_tips and _is_searched(services.settings.memory.searched, state, episode, request):
+    embedding, turns = None, services.settings.memory.searched
+    done = request.of_tool if turns == "user-turns" else turns == "first-turn" and episode.searches
+    if request.takes_tips and state and not done:
         carried = [tip.text for block in request.carried for tip in block.tips]
         room = services.settings.memory.episode_tokens - _tokens(request) - _line_tokens(services, TIPS_HEADING) - 1
         block = Block()
@@ -65,11 +66,6 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
             services.metrics.counts["tips_injected"] += len(block.tips)
     episode.tip_tokens = max(episode.tip_tokens, _tokens(request))
     return TipSearch(state, embedding, request)
-
-
-def _is_searched(turns: str, state: str, episode: Episode, request: ChatRequest) -> bool:
-    done = request.of_tool if turns == "user-turns" else turns == "first-turn" and episode.searches
-    return bool(state) and not done
 
 
 async def _search(

@@ -1,7 +1,7 @@
 """The state of an episode: the text that is embedded to find tips and to count visits (chosen in docs/states.md)."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 
@@ -12,8 +12,6 @@ log = structlog.get_logger()
 
 _REGEX = "regex:"
 
-type Part = Callable[[Sequence[Message]], str]
-
 
 class StateReader:
     """Read the state from a request, as ``memory.state`` says.
@@ -22,9 +20,12 @@ class StateReader:
     """
 
     def __init__(self, memory: Memory) -> None:
-        self._characters = memory.state_characters
-        self._of_chat = _part(memory.state, self._characters)
-        self._of_prompt = _part("end", self._characters) if memory.state == "beginning" else self._of_chat
+        self._state, self._characters = memory.state, memory.state_characters
+        self._pattern, self._function = None, None
+        if self._state.startswith(_REGEX):
+            self._pattern = re.compile(self._state.removeprefix(_REGEX))
+        elif self._state not in ("beginning", "end"):
+            self._function = imported(self._state, "memory.state")
 
     def of_chat(self, messages: Sequence[Message]) -> str:
         """Return the state of a chat; "" if it has none.
@@ -33,51 +34,28 @@ class StateReader:
         same in all states of an episode and would make them similar. Usually only the first message of an episode
         states it; ``memory.scope`` can separate the tasks in all others.
         """
-        return self._of_chat(messages)
+        if self._function is not None:
+            try:
+                return str(self._function(messages))[: self._characters]
+            except Exception as error:  # the agent's call goes on, without tips
+                log.error("memory.state failed", function=self._state, error=repr(error)[:200])
+                return ""
+        role, text = newest_message(messages)
+        if self._state == "beginning":  # of a tool's result its end, too: there it says how it went
+            return shortened(text, self._characters) if role == "tool" else text[: self._characters]
+        last = None
+        if self._pattern is not None:
+            *_, last = (None, *self._pattern.finditer(text))
+        if last is None:
+            return text[-self._characters :]
+        return (last[1] if last.re.groups and last[1] is not None else last[0])[: self._characters]
 
     def of_prompt(self, prompt: str) -> str:
         """Return the state of a ``completions`` prompt: its end, which holds the newest observation.
 
         A regular expression or a function is asked as if the prompt were a chat of one message.
         """
-        return self._of_prompt([{"role": "user", "content": prompt}])
-
-
-def _part(state: str, characters: int) -> Part:
-    if state == "beginning":
-        return lambda messages: _beginning(messages, characters)
-    if state == "end":
-        return lambda messages: newest_observation(messages)[-characters:]
-    if state.startswith(_REGEX):
-        return _last_match(re.compile(state.removeprefix(_REGEX)), characters)
-    return _function(state, characters)
-
-
-def _beginning(messages: Sequence[Message], characters: int) -> str:
-    """Return the beginning of the newest observation; of a tool's result its end, too: there it says how it went."""
-    role, text = newest_message(messages)
-    return shortened(text, characters) if role == "tool" else text[:characters]
-
-
-def _last_match(pattern: re.Pattern[str], characters: int) -> Part:
-    def part(messages: Sequence[Message]) -> str:
-        text = newest_observation(messages)
-        *_, last = (None, *pattern.finditer(text))
-        if last is None:
-            return text[-characters:]
-        return (last[1] if pattern.groups and last[1] is not None else last[0])[:characters]
-
-    return part
-
-
-def _function(name: str, characters: int) -> Part:
-    function = imported(name, "memory.state")
-
-    def part(messages: Sequence[Message]) -> str:
-        try:
-            return str(function(messages))[:characters]
-        except Exception as error:  # the agent's call goes on, without tips
-            log.error("memory.state failed", function=name, error=repr(error)[:200])
-            return ""
-
-    return part
+        messages = [{"role": "user", "content": prompt}]
+        if self._state == "beginning":
+            return newest_observation(messages)[-self._characters :]
+        return self.of_chat(messages)

@@ -126,15 +126,13 @@ def _first_sentence(text: str, special_tokens: Sequence[str]) -> str:
 
 def _unquoted(text: str) -> str:
     """Remove quotes around the whole text, or an opening quote that is never closed."""
-    closing = _QUOTES.get(text[:1])
-    if closing is None:
+    if (closing := _QUOTES.get(text[:1])) is None:
         return text
-    places = [match.start() for match in re.finditer(rf"(?<!\w){closing}|{closing}(?!\w)", text[1:])]
     inside = text[1:]
-    if not places:
+    if (end := re.search(rf"(?<!\w){closing}|{closing}(?!\w)", inside)) is None:
         return inside
-    place = places[0]
-    return inside[:place] + inside[place + 1 :] if inside[place + 1 :] in ("", ".", "!", "?", "。") else text
+    after = inside[end.end() :]
+    return inside[: end.start()] + after if after in ("", ".", "!", "?", "。") else text
 
 
 def _sentence_end(text: str, start: int) -> int:
