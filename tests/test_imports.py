@@ -35,10 +35,10 @@ FLOORS = (
 # The same within the gateway: what calls and episodes need stands below the stages of a request.
 GATEWAY_FLOORS = (
     {"connections", "continued", "garbage", "logs", "request", "server_client", "told_apart", "trace_names"},
-    {"upstream"},
-    {"dialects", "gate", "memory", "metrics", "normal_form", "tips", "traces"},
-    {"tokens"},
-    {"otel_traces", "services"},
+    {"span_sender", "upstream"},
+    {"dialects", "gate", "memory", "metrics", "normal_form", "tips"},
+    {"tokens", "traces"},
+    {"services"},
     {"episodes"},
     {"stages", "routes"},
     {"pipeline"},

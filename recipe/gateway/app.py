@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from empo2.memory import MemoryService
 from empo2.recipe import baselines, protocol
-from empo2.recipe.config import Settings, traces_endpoint
+from empo2.recipe.config import Settings
 from empo2.recipe.gateway import garbage, server_client, upstream
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
@@ -25,7 +25,7 @@ from empo2.recipe.gateway.routes import empo2_routes, model_routes
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.gateway.tokens.tokenizer import tokenizer_of
-from empo2.recipe.gateway.traces import NO_TRACES, Traces
+from empo2.recipe.gateway.traces import Traces
 
 log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ def make_gateway(
     proxy = upstream.proxy_settings(settings.model, model_path)
     external = settings.model.server is not None
     tokenizer = tokenizer_of(model_path, external=external)
-    traces = _traces(settings, folder.resolve().name, tokenizer.special_tokens)
+    traces = Traces(settings, folder.resolve().name, tokenizer.special_tokens)
     key = os.environ.get("OPENAI_API_KEY") if external else protocol.model_key(keys.admin)
     client = server_client.ServerClient(
         {"Authorization": f"Bearer {key}"} if key else {},
@@ -110,14 +110,6 @@ def make_gateway(
 
     app.router.lifespan_context = lifespan
     return app
-
-
-def _traces(settings: Settings, run: str, special_tokens: Sequence[str]) -> Traces:
-    if (endpoint := traces_endpoint(settings)) is None:
-        return NO_TRACES
-    from empo2.recipe.gateway.otel_traces import OtelTraces  # half a second, for which others need not wait
-
-    return OtelTraces(endpoint, settings, run, special_tokens)
 
 
 async def _sweep(services: Services, episodes: Episodes) -> None:

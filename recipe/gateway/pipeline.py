@@ -30,7 +30,6 @@ from empo2.recipe.gateway.stages.side_calls import SideCalls
 from empo2.recipe.gateway.stages.template import TemplateArguments
 from empo2.recipe.gateway.stages.traced import AsSent, Traced
 from empo2.recipe.gateway.stages.untrained import UntrainedCalls
-from empo2.recipe.gateway.traces import NO_TRACES
 from empo2.recipe.protocol import Keys, Serving
 
 
@@ -55,7 +54,7 @@ def stages(
     max_bytes = int(settings.max_request * 2**20)
     starts = baselines.asked_for(services.settings, "tasks.starts")
     chats = DirectChats(serving.tag) if serving and serving.tag else None
-    traced = services.traces is not NO_TRACES
+    traced = services.traces.are_sent
     return [
         *([DirectCalls()] if serving else []),  # /v1/... belongs to the one rollout of agents that have none
         ErrorForms(),  # errors are told as the API that was asked tells them

@@ -13,7 +13,7 @@ from agentlightning.server.store import _rollouts
 
 from empo2.recipe.config import load_settings, traces_endpoint
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.gateway import otel_traces, upstream
+from empo2.recipe.gateway import span_sender, traces, upstream
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.protocol import trace_of, traceparent
 
@@ -206,7 +206,7 @@ async def test_the_agents_own_trace_goes_on(
     gateway: GatewayUnderTest, receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent that does not know its rollout's trace keeps its own: calls, rollout and update join the first one."""
-    monkeypatch.setattr(otel_traces, "_JOINED", 1)  # of the latest rollout alone it is kept
+    monkeypatch.setattr(traces, "_JOINED", 1)  # of the latest rollout alone it is kept
     own, other, rollout = "a" * 32, "b" * 32, await gateway.create()
     for trace, span in ((own, "1" * 16), (own, "2" * 16), (other, "3" * 16)):
         headers = {"traceparent": f"00-{trace}-{span}-01", "tracestate": "team=1"}
@@ -266,11 +266,11 @@ async def test_a_collector_that_does_not_take_spans_costs_spans_alone(
     receiver: OtlpReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
     """They are counted, it is said once, no call waits, and nor does the gateway's end."""
-    monkeypatch.setattr(otel_traces, "_QUEUE_SPANS", 20)
-    monkeypatch.setattr(otel_traces, "_BATCH_SPANS", 10)
+    monkeypatch.setattr(span_sender, "_QUEUE_SPANS", 20)
+    monkeypatch.setattr(span_sender, "_BATCH_SPANS", 10)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "20")
     receiver.fault, lost, said = fault, 0.0, []
-    monkeypatch.setattr(otel_traces, "log", SimpleNamespace(warning=said.append))
+    monkeypatch.setattr(span_sender, "log", SimpleNamespace(warning=said.append))
     async with running_gateway(tmp_path, f"gateway.traces={receiver.url}") as gateway:
         for _ in range(20):
             begun = time.perf_counter()
