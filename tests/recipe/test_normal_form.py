@@ -1,5 +1,6 @@
 """A request means the same, whoever sends it: the normal form, sampled replies put back, a row for each chat."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from empo2.recipe.trainer.rollout_calls import calls_of, rows_of, turns_of
 
 from .harness import (
     BLOCK,
+    CHAT,
     ROOMS,
     TOOL_TEMPLATE,
     Body,
@@ -21,6 +23,7 @@ from .harness import (
     recorded,
     running_gateway,
     trained,
+    turns,
     user,
 )
 from .model_server import ModelServer, tokenizer
@@ -190,6 +193,37 @@ async def test_no_call_fails_by_its_tips(gateway: GatewayUnderTest) -> None:
     assert len(gateway.model.requests()) == before + 2, "without its limit, but not again without tips that it has not"
     metrics = await gateway.drain()
     assert (metrics["empo2/tips_withdrawn"], metrics["empo2/reply_limits_lifted"]) == (1, 4)
+
+
+async def test_no_call_fails_by_its_tips_while_another_one_loses_its_own(gateway: GatewayUnderTest) -> None:
+    """Both calls of an episode are under way with tips when the first of them is refused as too long."""
+    await gateway.store_tips(ROOMS[:1], "Take the lamp first.")
+    chats = [turns("a dark room with a lamp", system=f"You play game {game}.")[0] for game in "AB"]
+    plain = await gateway.create("no-memory")
+    await gateway.call(plain, {**chats[0], "max_tokens": 4})
+    gateway.model.context = len(gateway.last().prompt_ids) + 4
+    gateway.model.delay = lambda path, body: 1 if path == CHAT and BLOCK in str(body) else 0
+    rollout = await gateway.create("memory", "off-policy")
+    answers = await asyncio.gather(*(gateway.call(rollout, {**chat, "max_tokens": 4}) for chat in chats))
+    assert [answer.status_code for answer in answers] == [200, 200]
+    for call in await gateway.calls(rollout):
+        assert call["tip_ids"] == [] and call["tip_free_prompt_token_ids"] == call["prompt_token_ids"]
+
+
+async def test_a_call_that_was_sent_with_tips_is_recorded_with_them(gateway: GatewayUnderTest) -> None:
+    """Also where another call of its episode has lost its tips meanwhile."""
+    await gateway.store_tips(ROOMS[:1], "Take the lamp first.")
+    short, long = (turns("a dark room with a lamp", system="You play a game." * times)[0] for times in (1, 20))
+    plain = await gateway.create("no-memory")
+    await gateway.call(plain, {**long, "max_tokens": 4})
+    gateway.model.context = len(gateway.last().prompt_ids) + 4
+    gateway.model.delay = lambda path, body: 5 if path == CHAT and "game.You" not in str(body) else 0
+    rollout = await gateway.create("memory", "off-policy")
+    answers = await asyncio.gather(*(gateway.call(rollout, {**chat, "max_tokens": 4}) for chat in (short, long)))
+    assert [answer.status_code for answer in answers] == [200, 200]
+    with_tips = {BLOCK in tokenizer().decode(call["prompt_token_ids"]): call for call in await gateway.calls(rollout)}
+    assert with_tips[True]["tip_ids"] == [1] and with_tips[False]["tip_ids"] == []
+    assert BLOCK not in tokenizer().decode(with_tips[True]["tip_free_prompt_token_ids"])
 
 
 async def test_a_prompt_goes_on_from_the_reply_to_one_whose_tips_were_withdrawn(gateway: GatewayUnderTest) -> None:

@@ -85,6 +85,7 @@ class ModelCall(PlainCall):
     asked: Asked  # what it asks, maybe not for the first time
     found: TipSearch  # its state and tips
     chat: Body  # the request with the tips in it
+    tip_ids: list[int]  # of the tips that its newest turn is sent with
     # The prompt without tips, which the server is asked for while the policy generates; None if it is the one that is
     # sent.
     tip_free: asyncio.Task[Prompt] | None
@@ -94,14 +95,14 @@ class ModelCall(PlainCall):
         """As `PlainCall.shorter`; then the tips go, of all turns: no call fails by its tips."""
         if (unlimited := await super().shorter(answer)) is not None:
             return unlimited
-        if not is_too_long(answer) or self.found.request is None or not self.found.request.carried:
+        if not is_too_long(answer) or self.chat == self.body:
             return None
         episode = self.episode
         self.services.metrics.counts["tips_withdrawn"] += 1
         episode.tips.withdraw()
         if self.tip_free is not None:
             self.tip_free.cancel()
-        self.chat, self.tip_free = self.body, None
+        self.chat, self.tip_ids, self.tip_free = self.body, [], None
         self.tokens = await ChatTokens.prepare(self.services, episode.rollout_id, episode.replies, self.body)
         self.sent = _sent(self.body, self.tokens, episode.tag, teaches=self.teaches)
         return self.sent
@@ -161,7 +162,7 @@ class ModelCall(PlainCall):
             # A `CallEvent`. As a model it would check, and copy, each token id.
             event = {
                 "call": number,
-                "tip_ids": _new_tips(self.found),
+                "tip_ids": self.tip_ids,
                 "scope": episode.tag.scope,
                 "observation": newest_observation(self.body.get("messages") or []),
                 "visits": visits,
@@ -221,21 +222,24 @@ async def prepare_call(services: Services, episode: Episode, body: Body) -> Mode
         services.metrics.counts["memory_failures"] += 1
         found = TipSearch()
     chat = {**body, **found.request.fields} if found.request else body
+    tip_ids = [tip.id for tip in found.request.newest.tips] if found.request else []
     tokens = await ChatTokens.prepare(services, episode.rollout_id, episode.replies, chat)
     services.metrics.memory_seconds += time.perf_counter() - started
-    span.set({names.TIPS_SHOWN: len(_new_tips(found)), names.TIP_IDS: _new_tips(found)})
+    span.set({names.TIPS_SHOWN: len(tip_ids), names.TIP_IDS: tip_ids})
     teaches = tag.teaches and "messages" in body  # agent-lightning asks for no tops of completions
     if not tag.read_only:
         count_sampling(services, body)
     sent = _sent(chat, tokens, tag, teaches=teaches)
     tip_free = None
-    if tag.off_policy and found.request is not None and found.request.carried:
+    if tag.off_policy and chat != body:
         # At once: what the policy is asked comes after it, and may be refused at once.
         asking = tip_free_prompt(services, episode.rollout_id, episode.replies, body)
         tip_free = asyncio.Task(asking, loop=asyncio.get_running_loop(), eager_start=True)
         # Reading the exception keeps asyncio from logging it when the call fails too and nobody awaits the ids.
         tip_free.add_done_callback(lambda task: task.cancelled() or task.exception())
-    return ModelCall(services, sent, tokens, teaches, episode, body, episode.ask(body), found, chat, tip_free, span)
+    return ModelCall(
+        services, sent, tokens, teaches, episode, body, episode.ask(body), found, chat, tip_ids, tip_free, span
+    )
 
 
 async def prepare_plain_call(services: Services, rollout_id: str, replies: Replies, body: Body) -> PlainCall:
@@ -255,11 +259,6 @@ def _sent(chat: Body, tokens: ChatTokens, tag: RolloutTag, *, teaches: bool) -> 
 def is_too_long(answer: Body | None) -> bool:
     """Return whether a model server's error says that a prompt is longer than the model's context."""
     return any(words in str(answer) for words in _TOO_LONG)
-
-
-def _new_tips(found: TipSearch) -> list[int]:
-    """Return the ids of the tips that the newest turn is sent with."""
-    return [tip.id for tip in found.request.newest.tips] if found.request else []
 
 
 def count_sampling(services: Services, body: Body) -> None:
