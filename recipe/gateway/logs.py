@@ -10,16 +10,16 @@ import httpx
 import structlog
 
 from empo2.memory import EmbedderError, MemoryFileError
+from empo2.recipe.printed import one_line
 
 # Their messages are of our own, of SQLite, of the system or of the transport. Those of others may quote a request.
 _SAFE = (EmbedderError, MemoryFileError, sqlite3.Error, OSError, httpx.HTTPError)
-_CHARACTERS = 300
 
 
 def described(error: BaseException) -> str:
     """Return an exception's type, and its message where that cannot quote a request, in one line."""
     name = type(error).__name__
-    message = " ".join(str(error).split())[:_CHARACTERS] if isinstance(error, _SAFE) else ""
+    message = one_line(str(error)) if isinstance(error, _SAFE) else ""
     return f"{name}: {message}" if message else name
 
 

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 from opentelemetry.trace import Span
 
 from empo2.recipe.gateway import trace_names as names
+from empo2.recipe.printed import one_line
 from empo2.recipe.redaction import redacted
 
 log = structlog.get_logger()
@@ -71,7 +72,7 @@ class SpanSender(BatchSpanProcessor, logging.Handler):
             self._say(f"{_QUEUE_SPANS} wait for it")
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._why = " ".join(record.getMessage().split())[:300]
+        self._why = one_line(record.getMessage())
 
     def newly_lost(self) -> int:
         """Return how many spans were lost since the last call."""
