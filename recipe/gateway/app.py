@@ -1,7 +1,6 @@
 """The gateway: agent-lightning's app behind EMPO²'s pipeline, and beside it the routes under ``/empo2``."""
 
 import asyncio
-import contextlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +17,6 @@ from empo2.recipe.config import Settings
 from empo2.recipe.gateway import garbage, server_client, upstream
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
-from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.pipeline import Pipeline, stages
 from empo2.recipe.gateway.request import Stage
 from empo2.recipe.gateway.routes import empo2_routes, model_routes
@@ -75,7 +73,6 @@ def make_gateway(
         memory=memory,
         servers=upstream.ModelServers(proxy, client),
         tokenizer=tokenizer,
-        metrics=StepMetrics(),
         state=StateReader(settings.memory),
         traces=traces,
     )
@@ -104,8 +101,10 @@ def make_gateway(
             finally:
                 sweeping.cancel()
                 await reflector.wait(_CLOSE_SECONDS)
-                with contextlib.suppress(TimeoutError):
+                try:
                     await asyncio.wait_for(services.memory.close(), _CLOSE_SECONDS)
+                except Exception as error:  # such as of a full disk, or too late: spans can be sent all the same
+                    services.memory_failed(error)
                 await traces.close(_TRACES_SECONDS)
 
     app.router.lifespan_context = lifespan

@@ -28,9 +28,9 @@ class Services:
     memory: MemoryService
     servers: ModelServers
     tokenizer: TipTokenizer
-    metrics: StepMetrics
     state: StateReader
     traces: Traces
+    metrics: StepMetrics = field(default_factory=StepMetrics)
     gate: PolicyGate = field(default_factory=PolicyGate)
 
     @cached_property

@@ -82,11 +82,7 @@ class ModelServers:
         self.router, self.client = ProxyRouter(proxy), client
 
     def of(self, rollout_id: str) -> Server:
-        """Return the server of a rollout.
-
-        Raises:
-            NoServersError: none is registered.
-        """
+        """Return the server of a rollout; raises `NoServersError` if none is registered."""
         return self.router.select_server(self.router.model_name, rollout_id)
 
     async def post(self, rollout_id: str, path: str, body: Body, timeout: float) -> ServerAnswer:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from agentlightning.server.store import _rollouts
 
+from empo2.memory import MemoryService
 from empo2.recipe.config import load_settings, traces_endpoint
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.gateway import span_sender, traces, upstream
@@ -283,6 +285,24 @@ async def test_a_collector_that_does_not_take_spans_costs_spans_alone(
     assert time.perf_counter() - ended < 10
     assert line.startswith(f"spans are lost: the collector at {receiver.url}/v1/traces")
     assert ("401" if fault == 401 else "20 wait for it") in line
+
+
+@pytest.mark.usefixtures("quiet", "empty_stores")
+async def test_a_memory_that_fails_at_the_end_costs_no_spans(
+    receiver: OtlpReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")  # so that they are sent at the end alone
+    close = MemoryService.close
+
+    async def failing(memory: MemoryService) -> None:
+        await close(memory)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(MemoryService, "close", failing)
+    async with running_gateway(tmp_path, f"gateway.traces={receiver.url}") as gateway:
+        rollout = await gateway.create()
+        await gateway.play(rollout, ROOMS[:1])
+    assert {span.attributes[names.OPERATION] for span in receiver.of(rollout, 2)} == {"chat", "search_memory"}
 
 
 def test_where_spans_go(monkeypatch: pytest.MonkeyPatch) -> None:

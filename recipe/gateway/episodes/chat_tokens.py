@@ -49,10 +49,11 @@ class ChatTokens:
                 prompt = await continued(services, rollout_id, last, body)
                 if prompt.ids == prompt.rendered:
                     prompt = None  # the chat is sent as text
+        except AsText as reason:
+            _count_text(services, str(reason))
         except Exception as error:
-            if not isinstance(error, AsText):
-                log.error("no token ids of a chat", rollout_id=rollout_id, error=described(error))
-            _count_text(services, str(error) if isinstance(error, AsText) else "failed")
+            log.error("no token ids of a chat", rollout_id=rollout_id, error=described(error))
+            _count_text(services, "failed")
         return cls(services, replies, body, last, prompt)
 
     @property
