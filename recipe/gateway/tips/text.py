@@ -182,7 +182,7 @@ def refusal(tip: str, prompts: Iterable[str]) -> Literal["empty", "repetition", 
 
 
 def _words(text: str) -> list[str]:
-    """Return the words in lower case; a run too long for a word (no spaces, or noise) is cut every four characters."""
+    """Return the words in lower case; of a run too long for one (no spaces, or noise) all pieces of four characters."""
     words = []
     for run in re.findall(r"[^\W_]+", text.lower()):
         words += [run] if len(run) <= 20 else [run[index : index + 4] for index in range(len(run) - 3)]
