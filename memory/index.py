@@ -17,7 +17,7 @@ ENTRIES = (
     "SELECT entries.id AS id, tip_id AS tip, key, score, value, text FROM tips JOIN entries ON tips.id = tip_id"
     " WHERE scope = ? ORDER BY tips.id, entries.id"
 )
-STATES = "SELECT id, key, visits, state AS text FROM states WHERE scope = ? ORDER BY id"
+STATES = "SELECT id, key, visits FROM states WHERE scope = ? ORDER BY id"
 _FLOATS = ("score", "value")
 
 
@@ -118,8 +118,9 @@ def load(db: sqlite3.Connection, query: str, scope: str, dimension: int) -> Colu
         table = ColumnTable(**columns | {"key": np.empty((0, dimension), np.float32)})
         while rows := cursor.fetchmany(_CHUNK):
             read = dict(zip(names, zip(*rows, strict=True), strict=True))
-            texts = [hash(text) for text in read["text"]]
-            table.append(len(rows), **read | {"key": _matrix(read["key"], dimension), "text": texts})
+            if "text" in read:
+                read["text"] = [hash(text) for text in read["text"]]
+            table.append(len(rows), **read | {"key": _matrix(read["key"], dimension)})
     except (sqlite3.Error, TypeError, ValueError, OverflowError) as error:
         _, _, path = db.execute("PRAGMA database_list").fetchone()
         raise MemoryFileError(f"{path}: is damaged: {error}; go back to a snapshot of it") from error

@@ -2,8 +2,7 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -60,54 +59,36 @@ class VisitedStates:
         """
         keys = {(visit.scope, visit.state): unit(visit.key, self._dimension) for visit in visits}
         times = Counter((visit.scope, visit.state) for visit in visits)
-        with self._transaction():
-            # The choice of stored states must not depend on the order of the visits.
-            for scope, of_scope in groupby(sorted(times), key=itemgetter(0)):
-                index, states = self._index(scope), [state for _, state in of_scope]
-                before, wanted = len(index), np.stack([keys[scope, state] for state in states])
-                for state, key, rows in zip(states, wanted, near(index["key"], wanted, threshold), strict=True):
-                    rows = np.append(rows, np.arange(before, len(index)))  # and those that are stored here
-                    similarities = cosine_similarities(index["key"][rows], key)
-                    nearest = int(similarities.argmax()) if len(rows) else None
-                    row = int(rows[nearest]) if nearest is not None and similarities[nearest] > threshold else None
-                    self._add(scope, state, key, row, times[scope, state])
-
-    def add(self, scope: str, state: str, key: np.ndarray, visits: int) -> None:
-        """Add visits to the state with exactly this text, or store it as a new state, however similar to others."""
-        key, index = unit(key, self._dimension), self._index(scope)
-        query = "SELECT 1 FROM states WHERE id = ? AND state = ?"
-        alike = np.flatnonzero(index["text"] == hash(state)).tolist()
-        same = (row for row in alike if self._db.execute(query, (int(index["id"][row]), state)).fetchone())
-        with self._transaction():
-            self._add(scope, state, key, next(same, None), visits)
+        try:
+            with self._db:
+                # The choice of stored states must not depend on the order of the visits.
+                for scope, of_scope in groupby(sorted(times), key=itemgetter(0)):
+                    index, states = self._index(scope), [state for _, state in of_scope]
+                    before, wanted = len(index), np.stack([keys[scope, state] for state in states])
+                    for state, key, rows in zip(states, wanted, near(index["key"], wanted, threshold), strict=True):
+                        rows = np.append(rows, np.arange(before, len(index)))  # and those that are stored here
+                        similarities = cosine_similarities(index["key"][rows], key)
+                        if len(rows) and similarities.max() > threshold:
+                            self._count(index, int(rows[similarities.argmax()]), times[scope, state])
+                        else:
+                            self._store(index, scope, state, key, times[scope, state])
+        except BaseException:
+            self.forget()  # the file has not changed
+            raise
 
     def forget(self) -> None:
         """Discard the index in RAM; the next call reads the file again."""
         self._indices.clear()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Commit at the end; after a failure discard the index in RAM, since the file has not changed."""
-        try:
-            with self._db:
-                yield
-        except BaseException:
-            self.forget()
-            raise
+    def _count(self, index: ColumnTable, row: int, visits: int) -> None:
+        total = min(int(index["visits"][row]) + visits, MAX_VISITS)
+        self._db.execute("UPDATE states SET visits = ? WHERE id = ?", (total, int(index["id"][row])))
+        index["visits"][row] = total
 
-    def _add(self, scope: str, state: str, key: np.ndarray, row: int | None, visits: int) -> None:
-        """Add visits to a row of the scope's index, or a new state if the row is None; call it within a transaction."""
-        index = self._index(scope)
-        if row is None:
-            state_id = self._db.execute(
-                "INSERT INTO states (scope, state, key, visits) VALUES (?, ?, ?, ?) RETURNING id",
-                (scope, state, key.tobytes(), visits),
-            ).fetchone()[0]
-            index.append(1, id=state_id, key=key, visits=visits, text=hash(state))
-        else:
-            total = min(int(index["visits"][row]) + visits, MAX_VISITS)
-            self._db.execute("UPDATE states SET visits = ? WHERE id = ?", (total, int(index["id"][row])))
-            index["visits"][row] = total
+    def _store(self, index: ColumnTable, scope: str, state: str, key: np.ndarray, visits: int) -> None:
+        query = "INSERT INTO states (scope, state, key, visits) VALUES (?, ?, ?, ?) RETURNING id"
+        (state_id,) = self._db.execute(query, (scope, state, key.tobytes(), visits)).fetchone()
+        index.append(1, id=state_id, key=key, visits=visits)
 
     def _index(self, scope: str) -> ColumnTable:
         if scope not in self._indices:

@@ -19,7 +19,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 
 from empo2.memory.browse import embedder_of, episode_steps, plays, stored_tips
 from empo2.memory.embedder import Embedder
-from empo2.memory.file import SCHEMA_VERSION, MemoryFileError, copy_memory
+from empo2.memory.file import SCHEMA_VERSION, MemoryFileError, copy_memory, reading
+from empo2.memory.index import unit
 from empo2.memory.novelty import MAX_VISITS
 from empo2.memory.store import MAX_TIP_CHARACTERS, MemoryStore, Step
 
@@ -175,9 +176,12 @@ def import_records(
             keys.update(zip(batch, embedder.embed(batch), strict=True))
         with closing(open_store(file)) as store:
             tips = sum(_add_tip(store, tip, keys) for tip in records.tips)
-            for state in records.states:
-                store.states.add(state["scope"], state["state"], keys[state["state"]], state["visits"])
+        with reading(file) as db:
+            stored = db.execute("SELECT scope, state, id FROM states ORDER BY id DESC")  # the first of equals counts
+            known = {(scope, state): state_id for scope, state, state_id in stored}
         with closing(sqlite3.connect(file)) as db, db:
+            for state in records.states:
+                _add_visits(db, state, known, keys[state["state"]])
             return tips, sum(_add_play(db, play) for play in records.plays)
 
     with TemporaryDirectory(prefix=f"{path.name}.import-", dir=path.parent) as folder:
@@ -197,6 +201,18 @@ def _add_tip(store: MemoryStore, tip: TipRecord, keys: Mapping[str, np.ndarray])
     steps = [Step(step["state"], keys[step["state"]], step["action"]) for step in tip["steps"]]
     given: dict[str, Any] = {name: tip[name] for name in ("score", "success", "value", "created")}
     return store.add_episode(tip["scope"], tip["episode"], tip=tip["text"], steps=steps, **given) is not None
+
+
+def _add_visits(db: sqlite3.Connection, state: StateRecord, known: dict[tuple[str, str], int], key: np.ndarray) -> None:
+    """Add visits to the state with exactly this text, or store it, however similar to others."""
+    place = state["scope"], state["state"]
+    if place in known:
+        query = "UPDATE states SET visits = min(visits + ?, ?) WHERE id = ?"
+        db.execute(query, (state["visits"], MAX_VISITS, known[place]))
+    else:
+        query = "INSERT INTO states (scope, state, key, visits) VALUES (?, ?, ?, ?) RETURNING id"
+        stored = (*place, unit(key, len(key)).tobytes(), state["visits"])
+        (known[place],) = db.execute(query, stored).fetchone()
 
 
 def _add_play(db: sqlite3.Connection, play: PlayRecord) -> bool:

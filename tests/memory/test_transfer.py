@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from empo2.memory import BySimilarity, MemoryFileError, MemoryStore, Step
+from empo2.memory import BySimilarity, MemoryFileError, MemoryStore, Step, Visit
 from empo2.memory.file import reading
 from empo2.memory.transfer import Records, export_records, import_records, read_records
 
@@ -116,8 +116,8 @@ def test_into_a_memory_that_knows_a_part(records: Records, tmp_path: Path) -> No
     with closing(open_store(path, embedder)) as store:
         x, w = embedder.embed(["x", "w"])
         store.add_episode("a", "one", tip="mine", score=4, success=True, steps=[Step("x", x, "mine")], value=0.125)
-        store.states.add("a", "x", x, 10)
-        store.states.add("a", "w", w, 4)
+        visits = [Visit("a", "x", x)] * 10 + [Visit("a", "w", w)] * 4
+        store.states.add_visits(visits, threshold=0.9)
         play(store, "p", [1], scope="a", score=9, reward=0.125)
     assert bring(path, records, embedder) == (2, 1)
     _, *rest = exported(path)
@@ -136,6 +136,16 @@ def test_a_second_time_only_visits_grow(source: Path, records: Records) -> None:
     assert bring(source, records, Hashes()) == (0, 0)
     doubled = [record | {"visits": 2 * record["visits"]} if "visits" in record else record for record in before]
     assert exported(source) == doubled
+
+
+def test_imported_visits_stop_growing_before_a_sum_could_overflow(tmp_path: Path) -> None:
+    """Also of states whose keys are equal: only equal texts are one state."""
+    states = [STATE | {"state": name, "visits": 2**31 - 1} for name in ("s", "t")]
+    records = from_file(tmp_path / "most.jsonl", [json.loads(META), *states])
+    embedder = Hashes(dimension=1)
+    for _ in range(3):
+        assert bring(tmp_path / "new.sqlite", records, embedder) == (0, 0)
+    assert exported(tmp_path / "new.sqlite")[1:] == states
 
 
 @pytest.mark.parametrize("exists", [True, False])
