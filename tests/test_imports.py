@@ -47,8 +47,6 @@ GATEWAY_FLOORS = (
 
 # All that may name verl, agentlightning.verl or vLLM. The rest, the gateway's side, must start without them.
 TRAINER_SIDE = {
-    "baselines/gigpo": {"advantage"},
-    "baselines/rlvmr": {"advantage"},
     "trainer": {"entrypoint", "manager", "objective", "passes", "play", "rollout_calls", "rows", "shown_rollouts"}
     | {"step", "step_results", "tracking", "trainer", "updates"},
     "trainer/compat": {"agentlightning", "imports", "trained_logits", "verl"},

@@ -17,7 +17,7 @@ _ANY = object()  # every value but None
 
 # Values that ask for a paper, its module, and the names in it that are used where.
 _HOOKS = {
-    "algorithm.advantage": {  # add_turn_advantages and warning, in trainer/step.py
+    "algorithm.advantage": {  # turn_advantages and warning, in trainer/step.py
         "gigpo": "gigpo.advantage",
         "rlvmr": "rlvmr.advantage",
     },

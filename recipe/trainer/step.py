@@ -13,7 +13,7 @@ from empo2.recipe import baselines
 from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating
 from empo2.recipe.trainer.passes import old_log_probs, reference_log_probs, rows_with_kl, update_policy
 from empo2.recipe.trainer.play import PlayingTrainer
-from empo2.recipe.trainer.rows import distill, set_advantages, update_results
+from empo2.recipe.trainer.rows import add_by_turn, distill, set_advantages, update_results
 from empo2.recipe.trainer.tracking import entropies, name_sums, row_metrics, say_step
 from empo2.recipe.trainer.updates import planned_batch, what_was_masked
 
@@ -42,7 +42,9 @@ def train_step(
     set_advantages(batch, results.kept, advantages)
     paper = baselines.asked_for(trainer.settings, "algorithm.advantage")
     if paper:
-        metrics |= paper.add_turn_advantages(batch, results, algorithm)
+        of_turns, of_paper = paper.turn_advantages(results, algorithm)
+        add_by_turn(batch, results, of_turns)
+        metrics |= of_paper
     if algorithm.distills and batch.batch["off_policy"].any():
         metrics |= distill(batch, worth_imitating(results.kept, algorithm), results)
     trainer.records.note_rollouts(trainer.manager, trainer.global_steps, "training", advantages)

@@ -8,11 +8,11 @@ from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is i
 # isort: split
 import pytest
 
-from empo2.recipe.baselines.gigpo.advantage import add_turn_advantages, step_returns, turn_advantages, warning
+from empo2.recipe.baselines.gigpo.advantage import step_returns, turn_advantages, warning
 from empo2.recipe.config import load_settings
 from empo2.recipe.protocol import Mode
 from empo2.recipe.trainer.advantages import rollout_advantages
-from empo2.recipe.trainer.rows import set_advantages
+from empo2.recipe.trainer.rows import add_by_turn, set_advantages
 from empo2.recipe.trainer.step_results import StepResults
 
 from .rollout_events import adapted, recorded, request, rollout_of
@@ -171,7 +171,8 @@ def test_the_advantage_of_each_token(mode: Mode | None, split: bool, room: int, 
     rollouts = [episode.rollout(name, split=split) for name, episode in episodes.items()]
     batch, _ = adapted([results.train(rollout) for rollout in rollouts], 12, room)
     set_advantages(batch, results.kept, rollout_advantages(results.kept, chosen))
-    metrics = add_turn_advantages(batch, results, chosen)
+    advantages, metrics = turn_advantages(results, chosen)
+    add_by_turn(batch, results, advantages)
     assert len(batch) == (6 if split else 2)
     found = defaultdict(list)
     for row, name in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):

@@ -5,11 +5,11 @@ from empo2.recipe.trainer import ray_environment  # noqa: F401  before verl is i
 # isort: split
 import pytest
 
-from empo2.recipe.baselines.rlvmr.advantage import add_turn_advantages, step_rewards, warning
+from empo2.recipe.baselines.rlvmr.advantage import step_rewards, turn_advantages, warning
 from empo2.recipe.config import load_settings
 from empo2.recipe.protocol import Mode
 from empo2.recipe.trainer.advantages import rollout_advantages
-from empo2.recipe.trainer.rows import set_advantages
+from empo2.recipe.trainer.rows import add_by_turn, set_advantages
 from empo2.recipe.trainer.step_results import StepResults
 
 from .rollout_events import adapted, recorded, request, rollout_of
@@ -69,7 +69,8 @@ def test_the_advantage_of_each_token() -> None:
         rollouts.append(results.train(rollout_of(name, events, Mode.of(memory=False), final_reward=return_)))
     batch, _ = adapted(rollouts, 4, 16)
     set_advantages(batch, results.kept, rollout_advantages(results.kept, RLVMR))
-    metrics = add_turn_advantages(batch, results, RLVMR)
+    advantages, metrics = turn_advantages(results, RLVMR)
+    add_by_turn(batch, results, advantages)
     half = 0.70711
     want = {"x": [2 * half, half + 0.57735, half], "y": [-2 * half, -half + 0.57735, -half - 1.15470, -half]}
     for row, name in enumerate(batch.non_tensor_batch["rollout_id_list"].tolist()):

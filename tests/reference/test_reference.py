@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from verl.utils import tensordict_utils
 from verl.workers.utils.padding import left_right_2_no_padding
 
-from empo2.recipe.baselines.gigpo.advantage import add_turn_advantages
+from empo2.recipe.baselines.gigpo.advantage import turn_advantages
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.protocol import TOP_TOKENS, Mode
 from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating
 from empo2.recipe.trainer.objective import hybrid_loss
-from empo2.recipe.trainer.rows import distill, set_advantages
+from empo2.recipe.trainer.rows import add_by_turn, distill, set_advantages
 from empo2.recipe.trainer.step_results import StepResults
 from empo2.recipe.trainer.updates import planned_batch
 
@@ -145,7 +145,7 @@ def check(step: tuple[list[Episode], Rules, dict[int, int]]) -> None:
         batch, _ = adapted(usable, PROMPT, rules.room)
     set_advantages(batch, results.kept, rollout_advantages(results.kept, algorithm))
     if rules.discount is not None:
-        add_turn_advantages(batch, results, algorithm)
+        add_by_turn(batch, results, turn_advantages(results, algorithm)[0])
     chosen = worth_imitating(results.kept, algorithm)
     assert chosen == set(map(str, imitated(episodes, rules)))
     if rules.distillation:

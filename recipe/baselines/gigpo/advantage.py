@@ -5,29 +5,12 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from verl import DataProto
-
 from empo2.recipe.config import Algorithm
 from empo2.recipe.trainer.advantages import all_solved, compare_halves, equal_within_tolerance
-from empo2.recipe.trainer.rows import Turn, add_by_turn
+from empo2.recipe.trainer.rows import Turn
 from empo2.recipe.trainer.step_results import StepResults, groups_of
 
 _FEW_SHARED = 0.2
-
-
-def add_turn_advantages(batch: DataProto, results: StepResults, algorithm: Algorithm) -> dict[str, float]:
-    """Add the advantage of its turn to that of each trained token, in place.
-
-    Args:
-        batch: all rows of the adapter.
-
-    Returns:
-        The mean size of clusters, and the fraction of turns that share theirs with another turn.
-    """
-    advantages, sizes = turn_advantages(results, algorithm)
-    add_by_turn(batch, results, advantages)
-    shared = sum(size for size in sizes if size > 1)
-    return {"gigpo/cluster_size_mean": sum(sizes) / len(sizes), "gigpo/shared_turns": shared / sum(sizes)}
 
 
 def warning(metrics: Mapping[str, float]) -> str:
@@ -40,8 +23,8 @@ def warning(metrics: Mapping[str, float]) -> str:
     )
 
 
-def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[Turn, float], list[int]]:
-    """Return the advantage of each trained turn, and the sizes of the clusters.
+def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[Turn, float], dict[str, float]]:
+    """Return the advantage of each trained turn, and metrics: the clusters' mean size, and the turns that share theirs.
 
     A cluster has the turns of a group that began in the same state: the newest observation as the agent wrote it,
     without tips, which differ between rollouts; whitespace is collapsed. A turn without one is alone. Turns are
@@ -72,7 +55,8 @@ def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[Tu
         for cluster in clusters.values():
             sizes.append(len(cluster))
             advantages |= compare_halves(cluster, lambda turn: kept[turn[0]].mode, scores, algorithm.normalize_by_std)
-    return advantages, sizes
+    shared = sum(size for size in sizes if size > 1)
+    return advantages, {"gigpo/cluster_size_mean": sum(sizes) / len(sizes), "gigpo/shared_turns": shared / sum(sizes)}
 
 
 def step_returns(return_: float, rewards: Sequence[float], algorithm: Algorithm) -> list[float]:

@@ -4,44 +4,24 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from verl import DataProto
-
 from empo2.recipe.config import Algorithm
 from empo2.recipe.messages import reply_of, spoken
 from empo2.recipe.protocol import is_success
 from empo2.recipe.trainer.advantages import compare_halves
-from empo2.recipe.trainer.rows import Turn, add_by_turn
+from empo2.recipe.trainer.rows import Turn
 from empo2.recipe.trainer.step_results import StepResults, groups_of
 
-_TAG = re.compile(r"<(planning|explore|reflection|monitor)>.*</\1>", re.DOTALL)
+_TAGS = ("planning", "explore", "reflection", "monitor")
+_TAG = re.compile(rf"<({'|'.join(_TAGS)})>.*</\1>", re.DOTALL)
 _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 # How ScienceWorld, ALFWorld and the houses answer what they do not take; there the authors ask the world itself.
 _REFUSED = re.compile(r"No known action matches that input|Nothing happens|That does nothing")
 _FEW_TAGGED = 0.2
 
 
-def add_turn_advantages(batch: DataProto, results: StepResults, algorithm: Algorithm) -> dict[str, float]:
-    """Add the advantage of its turn to that of each trained token, in place.
-
-    Args:
-        batch: all rows of the adapter.
-
-    Returns:
-        The fraction of turns with each tag, ``rlvmr/planning`` and so on, and the mean reward of tagged turns.
-    """
-    rewards = {
-        (rollout, turn): each for rollout in results.kept for turn, each in _of_rollout(results, rollout, algorithm)
-    }
-    add_by_turn(batch, results, turn_advantages(results, rewards, algorithm))
-    tags = [tag for tag, _ in rewards.values()]
-    tagged = [reward for tag, reward in rewards.values() if tag]
-    metrics = {f"rlvmr/{tag}": tags.count(tag) / len(tags) for tag in ("planning", "explore", "reflection", "monitor")}
-    return metrics | {"rlvmr/reward": sum(tagged) / max(len(tagged), 1)}
-
-
 def warning(metrics: Mapping[str, float]) -> str:
     """Return one line if fewer than 20 % of the turns have a tag; "" otherwise."""
-    tagged = sum(metrics[f"rlvmr/{tag}"] for tag in ("planning", "explore", "reflection", "monitor"))
+    tagged = sum(metrics[f"rlvmr/{tag}"] for tag in _TAGS)
     if tagged >= _FEW_TAGGED:
         return ""
     return (
@@ -77,13 +57,21 @@ def step_rewards(replies: Sequence[str], refused: Sequence[bool], success: bool)
     return rewards
 
 
-def turn_advantages(
-    results: StepResults, rewards: Mapping[Turn, tuple[str, float]], algorithm: Algorithm
-) -> dict[Turn, float]:
+def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[Turn, float], dict[str, float]]:
     """Return the advantage of each turn: its reward relative to those with the same tag in its group.
 
     Turns are compared as rollouts are (`rollout_advantages`); 0 for one without a tag, alone, or where all are equal.
+
+    Returns:
+        With them come metrics: the fraction of turns with each tag, and the mean reward of tagged turns.
     """
+    rewards: dict[Turn, tuple[str, float]] = {}
+    for rollout, result in results.kept.items():
+        turns = results.turns(rollout)
+        replies = [spoken(reply_of(turn.data["response"]) or {}) for turn in turns]
+        refused = [bool(_REFUSED.search(turn.observation)) for turn in turns[1:]] + [False]  # as the next one sees
+        earned = step_rewards(replies, refused, is_success(result.return_, algorithm.success_return))
+        rewards |= {(rollout, turn.number): each for turn, each in zip(turns, earned, strict=True)}
     advantages = dict.fromkeys(rewards, 0.0)
     for group in groups_of(results.kept):
         by_tag: defaultdict[str, list[Turn]] = defaultdict(list)
@@ -97,14 +85,7 @@ def turn_advantages(
                 lambda members: [rewards[turn][1] for turn in members],
                 algorithm.normalize_by_std,
             )
-    return advantages
-
-
-def _of_rollout(results: StepResults, rollout: str, algorithm: Algorithm) -> list[tuple[int, tuple[str, float]]]:
-    """Return number, tag and reward of each turn; a turn was refused if the next one's observation says so."""
-    turns = results.turns(rollout)
-    replies = [spoken(reply_of(turn.data["response"]) or {}) for turn in turns]
-    refused = [bool(_REFUSED.search(turn.observation)) for turn in turns[1:]] + [False]
-    success = is_success(results.kept[rollout].return_, algorithm.success_return)
-    rewards = step_rewards(replies, refused, success)
-    return [(turn.number, each) for turn, each in zip(turns, rewards, strict=True)]
+    tags = [tag for tag, _ in rewards.values()]
+    tagged = [reward for tag, reward in rewards.values() if tag]
+    metrics = {f"rlvmr/{tag}": tags.count(tag) / len(tags) for tag in _TAGS}
+    return advantages, metrics | {"rlvmr/reward": sum(tagged) / max(len(tagged), 1)}
