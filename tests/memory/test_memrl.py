@@ -14,6 +14,7 @@ from memory_values import Use, correlation, failures_among_best, first_state_cos
 from empo2.memory import MemoryFileError
 from empo2.memory.file import reading
 from empo2.recipe.baselines.memrl.retrieval import ByValue
+from empo2.recipe.config import load_settings
 
 from .stores import EAST, NORTH, UP, add, open_store, play
 from .test_retrieval import ROWS, SIMILARITIES, entries, plain, rng
@@ -84,8 +85,12 @@ def test_similarities_of_first_states(tmp_path: Path) -> None:
 # The ranking
 
 
-def by_value(k=3, min_similarity=0.5, candidates=5, weight=0.5, exploration=0.0, seed=0) -> ByValue:
-    return ByValue(k, min_similarity, candidates, weight, exploration, rng(seed))
+MEMORY = load_settings().memory
+
+
+def by_value(**settings) -> ByValue:
+    of_tests = {"top_k": 3, "min_similarity": 0.5, "candidates": 5, "value_weight": 0.5, "exploration": 0.0}
+    return ByValue(MEMORY.model_copy(update=of_tests | settings), rng(0))
 
 
 def test_value_with_fixed_statistics_of_the_similarities():
@@ -94,10 +99,10 @@ def test_value_with_fixed_statistics_of_the_similarities():
     z(Q) is -1, 1 for both; z(similarity) is 1, -1 over the candidates, and 0.1, -0.1 by a deviation of 0.1.
     """
     columns = entries([0.72, 0.70], values=[0.0, 1.0])
-    assert by_value(weight=0.4)(columns).tolist() == [0, 1]  # 0.6 - 0.4 > 0.4 - 0.6
-    fixed = replace(by_value(weight=0.4), statistics=(0.71, 0.1))
-    assert fixed(columns).tolist() == [1, 0]  # 0.4 - 0.06 > 0.06 - 0.4
-    assert replace(fixed, weight=0.05)(columns).tolist() == [0, 1]  # 0.095 - 0.05 > 0.05 - 0.095
+    assert by_value(value_weight=0.4)(columns).tolist() == [0, 1]  # 0.6 - 0.4 > 0.4 - 0.6
+    fixed = {"similarity_statistics": [0.71, 0.1]}
+    assert by_value(value_weight=0.4, **fixed)(columns).tolist() == [1, 0]  # 0.4 - 0.06 > 0.06 - 0.4
+    assert by_value(value_weight=0.05, **fixed)(columns).tolist() == [0, 1]  # 0.095 - 0.05 > 0.05 - 0.095
 
 
 @pytest.mark.parametrize(
@@ -105,14 +110,15 @@ def test_value_with_fixed_statistics_of_the_similarities():
     [
         # Similarities 0.6, 0.7, 0.8: z = -1.2247, 0, 1.2247. Values 4, 1, 1: z = 1.4142, -0.7071, -0.7071.
         ({}, [0.6, 0.7, 0.8], [4, 1, 1], None, [2, 0, 1]),  # 0.2588, 0.0948, -0.3536
-        ({"weight": 0.6}, [0.6, 0.7, 0.8], [4, 1, 1], None, [0, 2, 1]),  # 0.3586, 0.0656, -0.4243
-        ({"weight": 0.6, "k": 1}, [0.6, 0.7, 0.8], [4, 1, 1], None, [0]),
-        ({"candidates": 3, "weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [100, 1, 4, 1], None, [2, 1, 3]),
-        ({"candidates": 1, "weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [100, 1, 4, 1], None, [1]),
+        ({"value_weight": 0.6}, [0.6, 0.7, 0.8], [4, 1, 1], None, [0, 2, 1]),  # 0.3586, 0.0656, -0.4243
+        ({"value_weight": 0.6, "top_k": 1}, [0.6, 0.7, 0.8], [4, 1, 1], None, [0]),
+        ({"candidates": 3, "value_weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [100, 1, 4, 1], None, [2, 1, 3]),
+        ({"candidates": 1, "value_weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [100, 1, 4, 1], None, [1]),
         # Of one text the nearest and newest entry is a candidate.
-        ({"candidates": 2, "weight": 1.0}, [0.9, 0.9, 0.8, 0.7, 0.6], [1, 1, 1, 2, 9], [7, 7, 7, 8, 9], [3, 1]),
-        ({"weight": 0.3}, [0.7, 0.7, 0.7], [1, 3, 2], None, [1, 2, 0]),  # equal similarities leave it to the value
-        ({"weight": 1.0}, [0.7, 0.6], [0, 1e-200], None, [0, 1]),  # a spread too small to be squared is none
+        ({"candidates": 2, "value_weight": 1.0}, [0.9, 0.9, 0.8, 0.7, 0.6], [1, 1, 1, 2, 9], [7, 7, 7, 8, 9], [3, 1]),
+        # Equal similarities leave it to the value.
+        ({"value_weight": 0.3}, [0.7, 0.7, 0.7], [1, 3, 2], None, [1, 2, 0]),
+        ({"value_weight": 1.0}, [0.7, 0.6], [0, 1e-200], None, [0, 1]),  # a spread too small to be squared is none
     ],
 )
 def test_value_ranks_candidates_by_hand(settings, similarities, values, texts, found):
@@ -122,7 +128,7 @@ def test_value_ranks_candidates_by_hand(settings, similarities, values, texts, f
 def test_exploration_draws_from_the_candidates_each_once_and_ranks_what_it_drew():
     similarities = [0.95, 0.94, 0.93, 0.92, 0.91, 0.9, 0.3, 0.3]
     rows = entries(similarities, values=range(8), texts=[1, 1, 2, 3, 4, 5, 6, 7])
-    explore = by_value(candidates=4, weight=1.0, exploration=0.4)
+    explore = by_value(candidates=4, value_weight=1.0, exploration=0.4)
     drawn = [tuple(explore(rows).tolist()) for _ in range(1000)]
     # The candidates by value: rows 4, 3, 2, 0. Every choice of three comes up, always best first.
     assert set(drawn) == {(4, 3, 2), (4, 3, 0), (4, 2, 0), (3, 2, 0)}
@@ -146,5 +152,5 @@ def test_ranking_by_value_equals_plain_python(rows, k, minimum, candidates, weig
         ((round((1 - weight) * z + weight * q, 9), rows[i][0], i) for (z, q), i in zip(ranks, chosen, strict=True)),
         reverse=True,
     )
-    found = by_value(k, minimum, candidates, weight)(columns)
+    found = by_value(top_k=k, min_similarity=minimum, candidates=candidates, value_weight=weight)(columns)
     assert found.tolist() == [i for *_, i in ranked[:k]]

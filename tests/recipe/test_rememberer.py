@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from empo2.memory.retrieval import Entries
-from empo2.recipe.baselines.rememberer.records import BestAndWorst, n_step_target
+from empo2.recipe.baselines.rememberer.records import n_step_target, policy
+from empo2.recipe.config import load_settings
 
 from .harness import running_gateway, turns
 
@@ -25,9 +26,9 @@ def test_the_best_and_the_worst_of_the_most_similar() -> None:
     """The last is too far, the one before it no candidate; of the other five the best two and the worst are shown."""
     similarities, q = [0.99, 0.99, 0.98, 0.97, 0.96, 0.95, 0.5], [0.1, 0.4, 0.9, -1.0, 0.2, 5.0, 9.0]
     entries = Entries(*map(np.array, (similarities, q, [0.0] * 7, range(7))))
-    assert BestAndWorst(3, 0.6, 5)(entries).tolist() == [2, 1, 3]
-    assert BestAndWorst(4, 0.6, 5)(entries).tolist() == [2, 1, 0, 3]
-    assert BestAndWorst(9, 0.6, 5)(entries).tolist() == [2, 1, 4, 0, 3]
+    for top_k, found in ((3, [2, 1, 3]), (4, [2, 1, 0, 3]), (9, [2, 1, 4, 0, 3])):
+        chosen = {"retrieval": "actions", "top_k": top_k, "min_similarity": 0.6, "candidates": 5}
+        assert policy(load_settings(layer={"memory": chosen}))(entries).tolist() == found
 
 
 async def test_values_are_learned_and_shown(tmp_path: Path, empty_stores: None) -> None:

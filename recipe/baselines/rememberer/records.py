@@ -10,7 +10,7 @@ import numpy as np
 
 from empo2.memory import Step
 from empo2.memory.retrieval import Entries, Ranked, first_of_texts
-from empo2.recipe.config import Settings
+from empo2.recipe.config import Memory, Settings
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.services import Services
@@ -24,26 +24,23 @@ _CHARACTERS = 300  # of state and action
 
 @dataclass(frozen=True)
 class BestAndWorst:
-    """Of the most similar records, the half of ``k`` with the highest Q and that with the lowest, by falling Q."""
+    """Of the most similar records, the half of ``top_k`` with the highest Q and that with the lowest, by falling Q."""
 
-    k: int
-    min_similarity: float
-    candidates: int
+    settings: Memory
 
     def __call__(self, entries: Entries) -> np.ndarray:
-        similar = np.flatnonzero(entries.similarities > self.min_similarity)
-        rows = first_of_texts(similar, (entries.similarities,), entries.texts, self.candidates)
+        k = self.settings.top_k
+        similar = np.flatnonzero(entries.similarities > self.settings.min_similarity)
+        rows = first_of_texts(similar, (entries.similarities,), entries.texts, self.settings.candidates)
         ranked = rows[np.lexsort((rows, entries.similarities[rows], entries.scores[rows]))[::-1]]
-        if len(ranked) <= self.k:
+        if len(ranked) <= k:
             return ranked
-        worst = self.k // 2
-        return np.concatenate([ranked[: self.k - worst], ranked[len(ranked) - worst :]])
+        return np.concatenate([ranked[: k - k // 2], ranked[len(ranked) - k // 2 :]])
 
 
 def policy(settings: Settings) -> BestAndWorst:
     """Return the policy of ``memory.retrieval=actions``."""
-    memory = settings.memory
-    return BestAndWorst(memory.top_k, memory.min_similarity, memory.candidates)
+    return BestAndWorst(settings.memory)
 
 
 async def tip(reflector: Reflector, episode: Episode, score: float, success: bool) -> None:
