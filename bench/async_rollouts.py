@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table
-from shared import Goal, report, say
+from shared import Goal, empty_table, report, say
 from step import ROOT, Run, train
 
 GROUPS, SIZE = 4, 4
@@ -63,9 +62,8 @@ def main() -> None:
     ]
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    table = Table(title=f"{steps} steps of {GROUPS * SIZE} trained rollouts")
-    for column in ("rollouts", "step", "rollouts", "steps/h", "rollouts/h", "return", "staleness", "success"):
-        table.add_column(column, justify="right" if table.columns else "left")
+    columns = ("step", "rollouts", "steps/h", "rollouts/h", "return", "staleness", "success")
+    table = empty_table(f"{steps} steps of {GROUPS * SIZE} trained rollouts", ["rollouts"], columns)
     runs = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, more in ARMS.items():

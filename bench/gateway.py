@@ -169,8 +169,8 @@ async def compare(folder: Path, options: argparse.Namespace) -> tuple[Table, lis
     goals = _goals([])
     with _ways(folder, options) as ways:
         async with httpx.AsyncClient(headers=HEADERS, timeout=_CALL_SECONDS, transport=Network()) as client:
-            for way in ways:
-                await _warm_up(client, way)
+            for way in ways:  # wait for the embedder, open connections and the memory
+                await play(client, way, 1, argparse.Namespace(turns=2, delay=[0.0], world=False))
             for agents in options.agents:
                 rounds: list[dict[str, Played]] = []
                 for number in range(options.rounds):
@@ -236,11 +236,6 @@ def _ways(folder: Path, options: argparse.Namespace) -> Iterator[list[Way]]:
     finally:
         model.terminate()
         model.join()
-
-
-async def _warm_up(client: httpx.AsyncClient, way: Way) -> None:
-    """Play one episode of two calls, which waits for the embedder and opens connections and the memory."""
-    await play(client, way, 1, argparse.Namespace(turns=2, delay=[0.0], world=False))
 
 
 async def play(client: httpx.AsyncClient, way: Way, agents: int, options: argparse.Namespace) -> Played:

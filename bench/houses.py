@@ -91,8 +91,11 @@ def table() -> str:
     plain = list(test.values())
     disguised = [house for number in range(1, DISGUISES + 1) for house in all_in_disguise(test, number)]
     lines = []
-    explores = [mean(explored(house) for house in houses) for houses in (plain, all_in_disguise(test, 1))]
-    lines.append(("scripted explorer", *explores))
+    explored = [
+        mean(chance(COIN_COLLECTOR, house, LEVEL.max_steps) for house in houses)
+        for houses in (plain, all_in_disguise(test, 1))
+    ]
+    lines.append(("scripted explorer", *explored))
     names = items_of(KEYS["names"], plain)
     orders = [generator.sample(names, len(names)) for _ in range(1000)]
     by_chance = [mean(found(order, KEYS["names"], houses) for order in orders) for houses in (plain, disguised[:32])]
@@ -107,10 +110,6 @@ def table() -> str:
     rows = [f"| {what} | {100 * bare:.1f} % | {100 * hidden:.1f} % |" for what, bare, hidden in lines]
     head = f"| coins found in {len(test)} other houses | as they are | in disguise |\n|---|---|---|\n"
     return head + "\n".join(rows)
-
-
-def explored(house: House) -> float:
-    return chance(COIN_COLLECTOR, house, LEVEL.max_steps)
 
 
 def main() -> None:

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from rich.table import Table
-from shared import HEADERS, SCOPE, Goal, empo2_gateway, filled_memory, report, say, turns, vllm
+from shared import HEADERS, SCOPE, Goal, empo2_gateway, empty_table, filled_memory, report, say, turns, vllm
 
 from empo2.recipe.files.models import SMOLLM2, resolve_model
 
@@ -75,13 +74,10 @@ def main() -> None:
         options.episodes, options.turns = 2, 3
     with tempfile.TemporaryDirectory() as folder:
         passes = asyncio.run(compare(Path(folder), options))
-    table = Table(title=f"{options.episodes} episodes of {options.turns} turns, at most {options.top_k} tips a turn")
-    table.add_column("requests")
-    for column in (
-        *("tips a turn", "prompt tokens", "hits", "of reusable", "share of hits", "with / without"),
-        *("prefill tokens", "with / without"),
-    ):
-        table.add_column(column, justify="right")
+    columns = ("tips a turn", "prompt tokens", "hits", "of reusable", "share of hits", "with / without")
+    columns += ("prefill tokens", "with / without")
+    title = f"{options.episodes} episodes of {options.turns} turns, at most {options.top_k} tips a turn"
+    table = empty_table(title, ["requests"], columns)
     without, with_tips = passes
     for kind in "calls", "reflections":
         for name, played in ("without tips", without), ("with tips", with_tips):

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
-from shared import Goal, report, say
+from shared import Goal, empty_table, report, say
 
 from empo2.memory import ByScore, MemoryStore, Step
 
@@ -42,12 +41,9 @@ def main() -> None:
     options = parser.parse_args()
     sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
     seconds = 0.5 if options.quick else 5.0
-    table = Table("entries", title=f"{K} of n entries of {DIMENSION} floats, milliseconds")
-    for column in (
-        *("ours p50", "ours p99", "arrays", "arrays / ours", "lists", "lists / ours"),
-        *("bandwidth p50", "ours / bandwidth", "sqlite-vec", "writes/s", "search p99 beside"),
-    ):
-        table.add_column(column, justify="right")
+    columns = ("ours p50", "ours p99", "arrays", "arrays / ours", "lists", "lists / ours")
+    columns += ("bandwidth p50", "ours / bandwidth", "sqlite-vec", "writes/s", "search p99 beside")
+    table = empty_table(f"{K} of n entries of {DIMENSION} floats, milliseconds", ["entries"], columns)
     goals = _goals(None)
     for size in sizes:
         found = measure(size, seconds)

@@ -58,6 +58,14 @@ def report(table: Table, goals: Sequence[Goal]) -> None:
         console.print(f"goal  {goal.text}: {outcome}", soft_wrap=True, highlight=False, markup=False)
 
 
+def empty_table(title: str, text: Sequence[str], numbers: Sequence[str]) -> Table:
+    """Return an empty table, whose columns of text come first."""
+    table = Table(*text, title=title)
+    for column in numbers:
+        table.add_column(column, justify="right")
+    return table
+
+
 def say(text: str) -> None:
     """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
@@ -120,14 +128,9 @@ def empo2_gateway(
 ) -> Iterator[tuple[str, int]]:
     """Start a clone's `empo2 gateway` with SmolLM2's tokenizer on a free port; yield its URL and its process id."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [
-        sys.executable if clone == ROOT else str(clone / ".venv/bin/python"),
-        *module,
-        "gateway",
-        "--memory",
-        str(memory),
-    ]
-    command += [f"gateway.port={port}", "model.path=smollm2-135m-instruct", *settings]
+    python = sys.executable if clone == ROOT else str(clone / ".venv/bin/python")
+    command = [python, *module, "gateway", "--memory", str(memory), f"gateway.port={port}"]
+    command += ["model.path=smollm2-135m-instruct", *settings]
     path = os.pathsep.join(filter(None, [str(clone / "bench"), os.environ.get("PYTHONPATH")]))
     variables = {"EMPO2_KEY": f"{KEY}-agent", "EMPO2_ADMIN_KEY": KEY, "PYTHONPATH": path}
     with server(command, f"{url}/healthz", folder / "gateway.log", {**os.environ, **variables}) as pid:

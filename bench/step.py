@@ -29,8 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from shared import Goal, report, say
+from shared import Goal, empty_table, report, say
 
 from empo2.recipe.launcher.progress import NewLines
 from empo2.recipe.run_folder import METRICS_FILE, step_mode
@@ -96,9 +95,8 @@ def main() -> None:
     ]
     settings += [f"algorithm.tasks_per_step={groups}", f"algorithm.rollouts_per_task={size}"]
     settings += [f"agent.concurrency={groups * size}", "run.validate_first=false", *options.settings]
-    table = Table(title=f"{groups * size} episodes of at most {options.max_steps} actions")
-    for column in ("", "mode", *_SECONDS, *(f"CPU {kind}" for kind in _KINDS), "CPU"):
-        table.add_column(column, justify="left" if column in ("", "mode") else "right")
+    columns = [*_SECONDS, *(f"CPU {kind}" for kind in _KINDS), "CPU"]
+    table = empty_table(f"{groups * size} episodes of at most {options.max_steps} actions", ["", "mode"], columns)
     runs = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
@@ -156,8 +154,7 @@ def train(folder: Path, name: str, config: Path, settings: list[str]) -> Run:
             time.sleep(_POLL_SECONDS)
             now = cpu_time(process.pid)
             if not start and (found := re.search(r"first rollout (\d+) s", log.read_text())):
-                start, start_cpu = float(found[1]), now
-                begun = now
+                start, start_cpu, begun = float(found[1]), now, now
             for metrics in new.rows():
                 if "timing_s/step" in metrics:
                     steps.append(Step(metrics, now - begun))

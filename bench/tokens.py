@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from rich.table import Table
-from shared import HEADERS, Goal, empo2_gateway, report, say, turns, vllm
+from shared import HEADERS, Goal, empo2_gateway, empty_table, report, say, turns, vllm
 
 from empo2.recipe.files.models import NOTES, SMOLLM2, resolve_model
 
@@ -77,11 +76,9 @@ def main() -> None:
         options.episodes, options.turns = 2, 4
     with tempfile.TemporaryDirectory() as folder:
         played = asyncio.run(measure(Path(folder), options))
-    table = Table(title=f"{options.model}, {options.episodes} episodes of {options.turns} turns")
-    for column in ("replies", "cumulative tokens"):
-        table.add_column(column)
-    for column in ("drift", "as ids", "text", "rows", "one row", "tool calls", "second"):
-        table.add_column(column, justify="right")
+    columns = ("drift", "as ids", "text", "rows", "one row", "tool calls", "second")
+    title = f"{options.model}, {options.episodes} episodes of {options.turns} turns"
+    table = empty_table(title, ["replies", "cumulative tokens"], columns)
     for (way, cumulative), found in played.items():
         table.add_row(way, "on" if cumulative else "off", *_cells(found))
     report(table, _goals(played))

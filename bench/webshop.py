@@ -23,8 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from rich.table import Table
-from shared import Goal, report, say
+from shared import Goal, empty_table, report, say
 
 from empo2.agents.webshop.catalogue import Catalogue
 from empo2.agents.webshop.environment import Environment
@@ -67,14 +66,10 @@ def main() -> None:
     options = parser.parse_args()
     sizes = sorted(options.sizes or (QUICK_SIZES if options.quick else SIZES))
     agents = options.agents or (QUICK_AGENTS if options.quick else AGENTS)
+    columns = ("files MB", "build s", "peak MB", "catalogue MB", "open cold s", "open s", "search p50 ms")
+    columns += ("search p99 ms", "steps/s", "agents s", "PSS MB", "USS MB")
     title = f"WebShop; {agents} agents at once; load before: {os.getloadavg()[0]:.1f}"
-    table = Table("products", title=title)
-    columns = (
-        *("files MB", "build s", "peak MB", "catalogue MB", "open cold s", "open s", "search p50 ms", "search p99 ms"),
-        *("steps/s", "agents s", "PSS MB", "USS MB"),
-    )
-    for column in columns:
-        table.add_column(column, justify="right")
+    table = empty_table(title, ["products"], columns)
     found = {}
     for size in sizes:
         with _catalogue(size) as (folder, figures):
