@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -117,10 +118,11 @@ def load(db: sqlite3.Connection, query: str, scope: str, dimension: int) -> Colu
         columns = {name: np.empty(0, np.float64 if name in _FLOATS else np.int64) for name in names}
         table = ColumnTable(**columns | {"key": np.empty((0, dimension), np.float32)})
         while rows := cursor.fetchmany(_CHUNK):
-            read = dict(zip(names, zip(*rows, strict=True), strict=True))
+            read: dict[str, Any] = dict(zip(names, zip(*rows, strict=True), strict=True))
+            read["key"] = _matrix(read["key"], dimension)
             if "text" in read:
                 read["text"] = [hash(text) for text in read["text"]]
-            table.append(len(rows), **read | {"key": _matrix(read["key"], dimension)})
+            table.append(len(rows), **read)
     except (sqlite3.Error, TypeError, ValueError, OverflowError) as error:
         _, _, path = db.execute("PRAGMA database_list").fetchone()
         raise MemoryFileError(f"{path}: is damaged: {error}; go back to a snapshot of it") from error

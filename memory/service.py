@@ -53,12 +53,12 @@ class MemoryService:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memory")
         self.embedder, self._dimension = embedder, embedder.dimension
 
-        def open_store() -> tuple[MemoryStore, int]:
-            store = MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=capacity)
-            return store, store.size()
+        def open_store() -> MemoryStore:
+            return MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=capacity)
 
         try:
-            self._store, self._size = self._thread.submit(open_store).result()
+            self._store = self._thread.submit(open_store).result()
+            self._size = self._thread.submit(self._store.size).result()
         except BaseException:
             self._thread.shutdown()
             raise
@@ -151,12 +151,10 @@ class MemoryService:
         self, scope: str, episode: str, tip: str, score: float, success: bool, steps: Sequence[Step]
     ) -> int | None:
         """Store an episode's tip under each of its states; return its id, None if nothing is stored."""
-
-        def add(store: MemoryStore) -> tuple[int | None, int]:
-            added = store.add_episode(scope, episode, tip=tip, score=score, success=success, steps=steps)
-            return added, store.size()
-
-        tip_id, self._size = await self._in_thread(add)
+        tip_id = await self._in_thread(
+            lambda store: store.add_episode(scope, episode, tip=tip, score=score, success=success, steps=steps)
+        )
+        self._size = await self._in_thread(MemoryStore.size)
         return tip_id
 
     async def record_play(self, play: NewPlay) -> None:
@@ -175,13 +173,9 @@ class MemoryService:
 
     async def restore(self, path: Path) -> None:
         """Restore a snapshot; visits that are not committed are dropped."""
-
-        def restore(store: MemoryStore) -> int:
-            store.restore(path)
-            return store.size()
-
-        self._size = await self._in_thread(restore)
+        await self._in_thread(lambda store: store.restore(path))
         self._visits.clear()
+        self._size = await self._in_thread(MemoryStore.size)
 
     async def close(self) -> None:
         """Commit the visits and close file and embedder."""
