@@ -108,14 +108,14 @@ def step_of(folder: Path) -> int:
 
 def mark_complete(folder: Path) -> None:
     """Write all files of a checkpoint to the disk, and then the mark that it is complete."""
+    temporary = folder / f".{_COMPLETE}"  # one that a killed process left is none of the files
     files = {
         str(file.relative_to(folder)): file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != _COMPLETE
+        if file.is_file() and file.name not in (_COMPLETE, temporary.name)
     }
     for path in (*files.values(), folder, *(path for path in folder.rglob("*") if path.is_dir())):
         _sync(path)
-    temporary = folder / f".{_COMPLETE}"
     temporary.write_text(json.dumps({name: file.stat().st_size for name, file in files.items()}, indent=1))
     _sync(temporary)
     temporary.replace(folder / _COMPLETE)

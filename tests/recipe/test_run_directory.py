@@ -194,6 +194,13 @@ def test_checkpoints_are_the_latest_complete_ones(tmp_path: Path) -> None:
     assert {*tmp_path.iterdir()} == {tmp_path / "global_step_10", tmp_path / "global_step_9", *own}
 
 
+def test_what_a_killed_process_left_of_a_mark_is_no_file_of_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("of the step that is done again")
+    (tmp_path / ".complete").write_text('{"wei')
+    mark_complete(tmp_path)
+    assert damage_of(tmp_path) == "" and sorted(path.name for path in tmp_path.iterdir()) == ["complete", "weights"]
+
+
 def damaged(folder: Path, how: str) -> None:
     shard = folder / "actor" / "model_world_size_1_rank_0.pt"
     torch.save({"weight": torch.arange(1000.0)}, shard)
