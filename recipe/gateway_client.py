@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from empo2.recipe import protocol
 from empo2.recipe.errors import Empo2Error, GatewayError
-from empo2.recipe.waiting import gateway_answer
+from empo2.recipe.waiting import gateway_answer, gateway_http
 
 _ANSWER_SECONDS = 1  # of one request to a gateway that may be starting
 _PAUSE_SECONDS = 60  # of one request
@@ -19,14 +19,12 @@ _SECONDS = 300  # an answer takes milliseconds; a gateway that is silent for so 
 
 
 class GatewayClient:
-    """A connection to an EMPO² gateway, opened at first use."""
+    """A connection to an EMPO² gateway, opened at first use; an Empo2Error if the URL is no address."""
 
     def __init__(self, url: str, key: str, transport: httpx.BaseTransport | None = None) -> None:
         self._url, self._key = url.rstrip("/"), key
         headers = {"Authorization": f"Bearer {key}"} if key else {}  # "Bearer " is not a valid one
-        self._http = httpx.Client(
-            base_url=self._url, headers=headers, timeout=_SECONDS, transport=transport, trust_env=False
-        )
+        self._http = gateway_http(url, headers=headers, timeout=_SECONDS, transport=transport)
 
     def close(self) -> None:
         self._http.close()

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 
@@ -33,18 +34,30 @@ def first_answer(get: Callable[[], httpx.Response], alive: Callable[[httpx.Trans
         time.sleep(_POLL_SECONDS)
 
 
+def gateway_http(url: str, **options: Any) -> httpx.Client:
+    """Return a client of the gateway at ``url``, with options of `httpx.Client`, that asks no proxy.
+
+    Raises:
+        Empo2Error: ``url`` is no address.
+    """
+    try:
+        address = httpx.URL(url)
+    except httpx.InvalidURL:  # such as of a port that is no number
+        address = httpx.URL()
+    if address.scheme not in ("http", "https") or not address.host:
+        raise Empo2Error(f"--gateway {url}: not an address of `empo2 gateway`, such as http://10.0.0.5:8080")
+    return httpx.Client(base_url=address, trust_env=False, **options)
+
+
 def gateway_answer(url: str, get: Callable[[], httpx.Response]) -> httpx.Response:
     """Return what the gateway at ``url`` answers; one that is not there yet is waited for, and this is said once.
 
     Raises:
-        Empo2Error: ``url`` is no address.
         ProcessError: as `first_answer`.
     """
     said: list[str] = []
 
     def wait(error: httpx.TransportError) -> None:
-        if isinstance(error, httpx.UnsupportedProtocol):
-            raise Empo2Error(f"--gateway {url}: not an address of `empo2 gateway`, such as http://10.0.0.5:8080")
         if not said:
             said.append(f"waiting for a gateway at {url} ({error})")
             print(said[0], file=sys.stderr, flush=True)

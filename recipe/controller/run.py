@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from empo2.recipe.controller.warm_agents import is_traced, start_agent, start_fork_server
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.protocol import Keys, traceparent
-from empo2.recipe.waiting import gateway_answer
+from empo2.recipe.waiting import gateway_answer, gateway_http
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 1  # of one request to a gateway that may be starting
@@ -31,7 +31,7 @@ def check_gateway(url: str, key: str) -> None:
     """
     # The admin key opens every route, but no rollout's key is made from it.
     headers = {"x-api-key": Keys(agent=key).of_rollout(_NO_ROLLOUT)}
-    with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_SECONDS, trust_env=False) as client:
+    with gateway_http(url, headers=headers, timeout=_ANSWER_SECONDS) as client:
         asked = {"event_type": "reward"}
         answer = gateway_answer(url, lambda: client.get(f"/api/rollouts/{_NO_ROLLOUT}/events", params=asked))
     if answer.status_code == 401:

@@ -258,8 +258,10 @@ async def test_parts_of_a_run_name_the_key_that_is_missing_or_wrong(gateway: Gat
         with pytest.raises(Empo2Error, match=f"^the gateway at {url} refuses the key; EMPO2_KEY must be the gateway's"):
             await asyncio.to_thread(check_gateway, url, key)
     await asyncio.to_thread(check_gateway, url, AGENT_KEY)
-    with pytest.raises(Empo2Error, match=r"^--gateway gw:8080: not an address"):
-        check_gateway("gw:8080", AGENT_KEY)
+    for no_address in ("gw:8080", "http://gw:PORT", "http://", ""):
+        for ask in (check_gateway, GatewayClient):
+            with pytest.raises(Empo2Error, match=f"^--gateway {no_address}: not an address"):
+                ask(no_address, AGENT_KEY)
     with serving(Starlette()) as elsewhere, pytest.raises(Empo2Error, match=f"^{elsewhere} is not an EMPO² gateway"):
         await asyncio.to_thread(check_gateway, elsewhere, AGENT_KEY)
 
