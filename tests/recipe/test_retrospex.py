@@ -115,6 +115,16 @@ def test_a_critic_of_kept_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "argv", ["train", str(tmp_path), "--output", str(tmp_path / "c.pt"), "--updates", "3"])
     main()
     assert sorted(torch.load(tmp_path / "c.pt", weights_only=True)["reads"]) == sorted(READS)
+    (tmp_path / "c.pt").unlink()
+    write_settings(load_settings("cpu", ["agent.env.API_KEY=a-secret"]), tmp_path)
+    with pytest.raises(SystemExit, match=r"^error: agent.env.API_KEY=.* without its secrets; give the value"):
+        main()
+    sys.argv.append("agent.env.API_KEY=a-secret")
+    main()
+    assert (tmp_path / "c.pt").is_file()
+    sys.argv[1] = str(tmp_path / "none")
+    with pytest.raises(SystemExit, match=r"^error: --config .*none/config.yaml: No such file"):
+        main()
 
 
 SAMPLES = {"go east": -0.9, "go north": -0.1, "take lamp": -0.5}  # each with its log-prob per token

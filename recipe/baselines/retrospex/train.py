@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from empo2.memory import SentenceEmbedder
+from empo2.memory import EmbedderError, SentenceEmbedder
 from empo2.recipe.baselines.retrospex.reranking import READS, network, smaller, task_of
 from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.errors import Empo2Error
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.messages import spoken
 from empo2.recipe.rollout_log import read_calls, read_rollouts
@@ -105,11 +106,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("critic.pt"))
     parser.add_argument("--updates", type=int, default=20_000, help=f"of {_BATCH} transitions each")
     parser.add_argument("--spread", action="store_true", help="each step earns an equal part of the return (WebShop's)")
-    options = parser.parse_args()
-    settings = load_settings(file=options.run / CONFIG_FILE)
-    if not (episodes := episodes_of(options.run, settings)):
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="secrets that the run's settings lack")
+    options = parser.parse_intermixed_args()
+    try:
+        settings = load_settings(overrides=options.settings, file=options.run / CONFIG_FILE)
+        episodes, embedder = episodes_of(options.run, settings), SentenceEmbedder(settings.memory.embedder)
+    except (Empo2Error, EmbedderError) as error:
+        raise SystemExit(f"error: {error}") from None
+    if not episodes:
         raise SystemExit(f"{options.run}: has kept no training rollouts without tips; run.keep_rollouts=all keeps them")
-    data = transitions_of(episodes, SentenceEmbedder(settings.memory.embedder).embed, spread=options.spread)
+    data = transitions_of(episodes, embedder.embed, spread=options.spread)
     twins, _ = train(data, options.updates, seed=settings.algorithm.seed)
     values = smaller(twins, torch.cat([data.situations, data.actions], dim=1)).detach()
     reads = {name: getattr(settings.memory, name) for name in READS}
