@@ -512,34 +512,31 @@ def _conflicts(settings: Settings) -> Iterator[str]:
 _TURN_TOKENS = 40
 
 
-def warnings_of(settings: Settings) -> list[str]:
-    """Return one-line warnings about settings that may not fit together; they do not stop a run."""
-    memory, model, reflection, hardware = settings.memory, settings.model, settings.reflection, settings.hardware
-    warnings = []
+def warnings_of(settings: Settings) -> Iterator[str]:
+    """Yield one-line warnings about settings that may not fit together; they do not stop a run."""
+    model, hardware, algorithm, memory = settings.model, settings.hardware, settings.algorithm, settings.memory
     if hardware.device == "gpu" and hardware.micro_batch > 1:
         why = "rows of different lengths get a dense mask, for which PyTorch has no flash kernel; 1 is faster"
-        warnings.append(f"hardware.micro_batch={hardware.micro_batch}: {why}")
-    algorithm = settings.algorithm
+        yield f"hardware.micro_batch={hardware.micro_batch}: {why}"
     if algorithm.name != "empo2":
-        return warnings
+        return
     tipped = min(algorithm.memory_probability, algorithm.off_policy_probability) > 0 and not algorithm.distills
     if tipped and algorithm.baseline == "paired" and algorithm.off_policy_old_log_probs == "with-tips":
         why = "tips that fail are imitated or ignored, never unlearned, since the clip drops what they recommend"
         fix = "take algorithm.form=internalise, or algorithm.off_policy_old_log_probs=tip-free (docs/algorithm.md)"
-        warnings.append(f"algorithm.baseline=paired with off_policy_loss=ratio: {why}; {fix}")
+        yield f"algorithm.baseline=paired with off_policy_loss=ratio: {why}; {fix}"
     tokens = f"memory.episode_tokens={memory.episode_tokens}"
     if memory.episode_tokens > model.max_prompt_tokens // 2:
         prompt = f"model.max_prompt_tokens={model.max_prompt_tokens}"
-        warnings.append(f"{tokens}: tips may fill more than half of {prompt}, which holds the agent's prompt, too")
-    if memory.episode_tokens < memory.top_k * reflection.max_tokens:
-        tips = f"memory.top_k={memory.top_k} tips of reflection.max_tokens={reflection.max_tokens}"
-        warnings.append(f"{tokens}: may not hold {tips}; an episode is shown those that fit")
+        yield f"{tokens}: tips may fill more than half of {prompt}, which holds the agent's prompt, too"
+    if memory.episode_tokens < memory.top_k * settings.reflection.max_tokens:
+        tips = f"memory.top_k={memory.top_k} tips of reflection.max_tokens={settings.reflection.max_tokens}"
+        yield f"{tokens}: may not hold {tips}; an episode is shown those that fit"
     steps = settings.tasks.args.get("max_steps")
     if isinstance(steps, int) and steps * _TURN_TOKENS + memory.episode_tokens > model.max_episode_tokens:
         limit = f"model.max_episode_tokens={model.max_episode_tokens}; what lies beyond is not trained"
         turns = f"at about {_TURN_TOKENS} tokens a turn, and {tokens}"
-        warnings.append(f"tasks.args.max_steps={steps}: {turns}, an episode may outgrow {limit}")
-    return warnings
+        yield f"tasks.args.max_steps={steps}: {turns}, an episode may outgrow {limit}"
 
 
 def traces_endpoint(settings: Settings) -> str | None:

@@ -139,10 +139,10 @@ def test_what_may_not_fit_is_warned_of():
     ):
         (warning,) = warnings_of(load_settings("gpu", [override]))
         assert override in warning and words in warning
-        assert warnings_of(load_settings("gpu", [override, "algorithm.name=grpo"])) == []
+        assert not [*warnings_of(load_settings("gpu", [override, "algorithm.name=grpo"]))]
 
 
 def test_rows_of_different_lengths_are_warned_of_and_the_profiles_are_not():
     (warning,) = warnings_of(load_settings("gpu", ["hardware.micro_batch=2", "algorithm.name=grpo"]))
     assert warning.startswith("hardware.micro_batch=2: rows of different lengths get a dense mask")
-    assert not any(warnings_of(load_settings(profile)) for profile in ("gpu", "gpu-1", "gpu-24", "cpu"))
+    assert not any([*warnings_of(load_settings(profile))] for profile in ("gpu", "gpu-1", "gpu-24", "cpu"))
