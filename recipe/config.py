@@ -356,8 +356,8 @@ def _scienceworld(profile: str, layers: Iterable[Mapping[str, Any]]) -> list[Map
     world = parse_yaml(SCIENCEWORLD.read_text())
     of_profile = world.pop("profiles").get(profile, {})
     tasks = [each["tasks"] for each in layers if isinstance(each.get("tasks"), Mapping)]
-    named = {section["source"] for section in tasks if "source" in section}
-    return [] if named - {world["tasks"]["source"]} else [world, of_profile]
+    others = any(section.get("source", world["tasks"]["source"]) != world["tasks"]["source"] for section in tasks)
+    return [] if others else [world, of_profile]
 
 
 def _discard(values: dict[str, Any], layer: Mapping[str, Any]) -> None:

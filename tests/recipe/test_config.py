@@ -140,6 +140,7 @@ def test_errors_of_files_and_profiles(tmp_path: Path) -> None:
         file.write_text(content)
         assert reason in refused(file=file)
     assert "profile 'tpu' is unknown; there are gpu, gpu-1, gpu-24, cpu" in refused(profile="tpu")
+    assert "tasks.source=['x']: input should be a valid string" in refused("tasks.source=[x]", profile="cpu")
 
 
 def test_another_agent_and_another_task_source_do_not_inherit() -> None:
