@@ -1,16 +1,13 @@
 """Retrieval in two phases: the most similar tips are candidates; the most useful of these are shown."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from empo2.memory.retrieval import Entries, first_of_texts
-from empo2.recipe.config import Memory, Settings
+from empo2.memory.retrieval import Entries, Policy, first_of_texts
+from empo2.recipe.config import Settings
 
 
-@dataclass(frozen=True)
-class ByValue:
-    """MemRL's retrieval.
+def policy(settings: Settings) -> Policy:
+    """Return MemRL's retrieval, of ``memory.retrieval=value``; its draws are seeded by ``algorithm.seed``.
 
     Candidates (at most ``candidates``, k1) have a cosine of at least ``min_similarity`` (δ), each text once, by its
     most similar entry (the newest of equals). Over them, rank = (1 - λ) z(similarity) + λ z(Q) with λ of
@@ -21,30 +18,25 @@ class ByValue:
     The best ``top_k`` (k2) are returned, or with the probability ``exploration`` as many random ones, best first too.
     """
 
-    settings: Memory
-    generator: np.random.Generator  # random generator of the draws
+    memory, generator = settings.memory, np.random.default_rng(settings.algorithm.seed)
 
-    def __call__(self, entries: Entries) -> np.ndarray:
-        k, weight = self.settings.top_k, self.settings.value_weight
-        similar = np.flatnonzero(entries.similarities >= self.settings.min_similarity)
-        rows = first_of_texts(similar, (entries.similarities,), entries.texts, self.settings.candidates)
+    def by_value(entries: Entries) -> np.ndarray:
+        similar = np.flatnonzero(entries.similarities >= memory.min_similarity)
+        rows = first_of_texts(similar, (entries.similarities,), entries.texts, memory.candidates)
         similarities = entries.similarities[rows].astype(np.float64)
-        if self.settings.similarity_statistics is None:
+        if memory.similarity_statistics is None:
             similar_z = _z_scores(similarities)
         else:
-            mean, deviation = self.settings.similarity_statistics
+            mean, deviation = memory.similarity_statistics
             similar_z = (similarities - mean) / deviation
-        rank = (1 - weight) * similar_z + weight * _z_scores(entries.values[rows])
+        rank = (1 - memory.value_weight) * similar_z + memory.value_weight * _z_scores(entries.values[rows])
         ranked = rows[np.lexsort((rows, similarities, rank))[::-1]]
-        if self.generator.random() < self.settings.exploration:
-            drawn = self.generator.choice(len(ranked), min(k, len(ranked)), replace=False)
+        if generator.random() < memory.exploration:
+            drawn = generator.choice(len(ranked), min(memory.top_k, len(ranked)), replace=False)
             return ranked[np.sort(drawn)]
-        return ranked[:k]
+        return ranked[: memory.top_k]
 
-
-def policy(settings: Settings) -> ByValue:
-    """Return the policy of ``memory.retrieval=value``; its draws are seeded by ``algorithm.seed``."""
-    return ByValue(settings.memory, np.random.default_rng(settings.algorithm.seed))
+    return by_value
 
 
 def _z_scores(values: np.ndarray) -> np.ndarray:

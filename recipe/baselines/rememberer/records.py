@@ -4,13 +4,12 @@ A record is a tip of one state; its score is Q, which stands in its text too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from empo2.memory import Step
-from empo2.memory.retrieval import Entries, Ranked, first_of_texts
-from empo2.recipe.config import Memory, Settings
+from empo2.memory.retrieval import Entries, Policy, Ranked, first_of_texts
+from empo2.recipe.config import Settings
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.services import Services
@@ -22,25 +21,23 @@ _SAME = Ranked(("scores",), k=1000, min_similarity=0.9999)  # the records of one
 _CHARACTERS = 300  # of state and action
 
 
-@dataclass(frozen=True)
-class BestAndWorst:
-    """Of the most similar records, the half of ``top_k`` with the highest Q and that with the lowest, by falling Q."""
+def policy(settings: Settings) -> Policy:
+    """Return the policy of ``memory.retrieval=actions``.
 
-    settings: Memory
+    Of the most similar records it takes the half of ``top_k`` with the highest Q, and that with the lowest, by falling
+    Q; equal ones by similarity, then newest first.
+    """
+    memory, k = settings.memory, settings.memory.top_k
 
-    def __call__(self, entries: Entries) -> np.ndarray:
-        k = self.settings.top_k
-        similar = np.flatnonzero(entries.similarities > self.settings.min_similarity)
-        rows = first_of_texts(similar, (entries.similarities,), entries.texts, self.settings.candidates)
+    def best_and_worst(entries: Entries) -> np.ndarray:
+        similar = np.flatnonzero(entries.similarities > memory.min_similarity)
+        rows = first_of_texts(similar, (entries.similarities,), entries.texts, memory.candidates)
         ranked = rows[np.lexsort((rows, entries.similarities[rows], entries.scores[rows]))[::-1]]
         if len(ranked) <= k:
             return ranked
         return np.concatenate([ranked[: k - k // 2], ranked[len(ranked) - k // 2 :]])
 
-
-def policy(settings: Settings) -> BestAndWorst:
-    """Return the policy of ``memory.retrieval=actions``."""
-    return BestAndWorst(settings.memory)
+    return best_and_worst
 
 
 async def tip(reflector: Reflector, episode: Episode, score: float, success: bool) -> None:
