@@ -37,7 +37,7 @@ class BatchingEmbedder:
     """
 
     def __init__(self, embedder: Embedder, threads: int | None = None, *, accelerated: bool = False) -> None:
-        self._embedder = embedder
+        self.embedder = embedder
         self._threads = threads = threads or (1 if accelerated else cpu_threads())
         self._batches = ACCELERATOR_BATCH if accelerated else CPU_BATCH
         self._pools = (
@@ -100,7 +100,7 @@ class BatchingEmbedder:
                     self._waiting.remove(text)
                     batch.append(text)
             try:
-                vectors = await loop.run_in_executor(pool, self._embedder.embed, batch)
+                vectors = await loop.run_in_executor(pool, self.embedder.embed, batch)
                 keys = dict(zip(batch, vectors, strict=True))
             except Exception as error:
                 # Only the type: the message of a tokenizer may quote the text.

@@ -4,6 +4,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 
@@ -35,9 +36,8 @@ class VisitedStates:
     """
 
     def __init__(self, db: sqlite3.Connection, dimension: int):
-        self._db = db
-        self._dimension = dimension
-        self._indices: dict[str, ColumnTable] = {}
+        self._db, self._dimension = db, dimension
+        self._index = cache(lambda scope: load(db, STATES, scope, dimension))
 
     def count(self, visits: Sequence[Visit], *, threshold: float) -> list[int]:
         """Return of each visit the number of stored visits to states whose cosine with it is above the threshold."""
@@ -69,7 +69,7 @@ class VisitedStates:
                         rows = np.append(rows, np.arange(before, len(index)))  # and those that are stored here
                         similarities = cosine_similarities(index["key"][rows], key)
                         if len(rows) and similarities.max() > threshold:
-                            self._count(index, int(rows[similarities.argmax()]), times[scope, state])
+                            self._revisit(index, int(rows[similarities.argmax()]), times[scope, state])
                         else:
                             self._store(index, scope, state, key, times[scope, state])
         except BaseException:
@@ -78,9 +78,9 @@ class VisitedStates:
 
     def forget(self) -> None:
         """Discard the index in RAM; the next call reads the file again."""
-        self._indices.clear()
+        self._index.cache_clear()
 
-    def _count(self, index: ColumnTable, row: int, visits: int) -> None:
+    def _revisit(self, index: ColumnTable, row: int, visits: int) -> None:
         total = min(int(index["visits"][row]) + visits, MAX_VISITS)
         self._db.execute("UPDATE states SET visits = ? WHERE id = ?", (total, int(index["id"][row])))
         index["visits"][row] = total
@@ -89,8 +89,3 @@ class VisitedStates:
         query = "INSERT INTO states (scope, state, key, visits) VALUES (?, ?, ?, ?) RETURNING id"
         (state_id,) = self._db.execute(query, (scope, state, key.tobytes(), visits)).fetchone()
         index.append(1, id=state_id, key=key, visits=visits)
-
-    def _index(self, scope: str) -> ColumnTable:
-        if scope not in self._indices:
-            self._indices[scope] = load(self._db, STATES, scope, self._dimension)
-        return self._indices[scope]

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from empo2.memory.batching import BatchingEmbedder
-from empo2.memory.embedder import Embedder
 from empo2.memory.index import cosine_similarities, unit
 from empo2.memory.novelty import Visit
 from empo2.memory.retrieval import Policy
@@ -24,7 +23,7 @@ class MemoryService:
 
     Args:
         file, capacity: as `MemoryStore` takes them.
-        embedder, embedder_threads, accelerated: as `BatchingEmbedder` takes them.
+        embedder: is closed with the memory.
         policy: chooses the tips of a search.
         novelty_similarity: cosine above which two states count as similar.
         value_learning_rate: of the learned values of shown tips.
@@ -35,14 +34,12 @@ class MemoryService:
     def __init__(
         self,
         file: Path,
-        embedder: Embedder,
+        embedder: BatchingEmbedder,
         policy: Policy,
         *,
         capacity: int,
         novelty_similarity: float,
         value_learning_rate: float,
-        embedder_threads: int | None = None,
-        accelerated: bool = False,
     ) -> None:
         self._policy = policy
         self._novelty_similarity = novelty_similarity
@@ -51,10 +48,11 @@ class MemoryService:
         self._asked: list[tuple[Visit, asyncio.Future[int]]] = []  # not looked up yet, and the answers
         self._looks_up = 0  # look-ups that are under way
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memory")
-        self.embedder, self._dimension = embedder, embedder.dimension
+        self._embedder, self.embedder = embedder, embedder.embedder
+        name, self._dimension = self.embedder.name, self.embedder.dimension
 
         def open_store() -> MemoryStore:
-            return MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, capacity=capacity)
+            return MemoryStore(file, embedder=name, dimension=self._dimension, capacity=capacity)
 
         try:
             self._store = self._thread.submit(open_store).result()
@@ -62,7 +60,6 @@ class MemoryService:
         except BaseException:
             self._thread.shutdown()
             raise
-        self._embedder = BatchingEmbedder(embedder, embedder_threads, accelerated=accelerated)
 
     async def _in_thread[T](self, work: Callable[[MemoryStore], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._store)

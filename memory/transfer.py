@@ -24,7 +24,7 @@ from empo2.memory.index import unit
 from empo2.memory.novelty import MAX_VISITS
 from empo2.memory.store import MAX_TIP_CHARACTERS, MemoryStore, Step
 
-_BATCH = 64  # texts per forward pass
+_BATCH = 64  # texts between two steps of the progress
 _Count = Annotated[int, Field(ge=0, le=MAX_VISITS)]
 _Positive = Annotated[int, Field(ge=1, le=MAX_VISITS)]
 

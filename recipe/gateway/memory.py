@@ -8,6 +8,7 @@ import numpy as np
 
 from empo2.memory import (
     AtRandom,
+    BatchingEmbedder,
     ByScore,
     BySimilarity,
     Embedder,
@@ -38,15 +39,14 @@ def open_memory(settings: Settings, file: Path, embedder: Embedder | None = None
         embedder = _NoEmbedder() if settings.critic.path is None else embedder
     paper = baselines.asked_for(settings, "algorithm.novelty")
     service = partial(paper.DistilledMemory, seed=settings.algorithm.seed) if paper else MemoryService
+    watched = Watched(embedder or SentenceEmbedder(memory.embedder, device=memory.embedder_device))
     return service(
         file,
-        Watched(embedder or SentenceEmbedder(memory.embedder, device=memory.embedder_device)),
+        BatchingEmbedder(watched, memory.embedder_threads, accelerated=memory.accelerated),
         retrieval_policy(settings),
         capacity=memory.capacity,
         novelty_similarity=settings.algorithm.novelty_similarity,
         value_learning_rate=memory.value_learning_rate,
-        embedder_threads=memory.embedder_threads,
-        accelerated=memory.accelerated,
     )
 
 

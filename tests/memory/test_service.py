@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from empo2.memory import ByScore, MemoryService, Step
+from empo2.memory import BatchingEmbedder, ByScore, MemoryService, Step
 
 THRESHOLD = 0.7
 
@@ -36,7 +36,7 @@ def direction(text: str) -> list[float]:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[MemoryService]:
     options: dict[str, Any] = {"capacity": 100, "novelty_similarity": THRESHOLD, "value_learning_rate": 0.5}
-    service = MemoryService(folder / "memory.sqlite", Compass(), ByScore(2, 0.5), **options)
+    service = MemoryService(folder / "memory.sqlite", BatchingEmbedder(Compass()), ByScore(2, 0.5), **options)
     try:
         yield service
     finally:
