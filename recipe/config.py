@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
@@ -81,6 +82,18 @@ def _checked_network(value: str) -> str:
     return value
 
 
+def _checked_url(value: str) -> str:
+    try:
+        url = urlsplit(value)
+        usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # such as a port that is no number
+        usable = False
+    if not usable:
+        raise ValueError("must be an address such as http://10.0.0.5:8000")
+    return value
+
+
+_Url = Annotated[str, AfterValidator(_checked_url)]
 Scope = Annotated[Literal["all-tasks"] | list[str], PlainValidator(_checked_scope)]
 ClassName = Annotated[str, BeforeValidator(_dotted_as_colon), Field(pattern=r"^[\w.]+:\w+$")]
 
@@ -165,7 +178,7 @@ class Algorithm(_Section):
 
 class Model(_Section):
     path: str
-    server: Annotated[str, Field(pattern=r"^https?://")] | None
+    server: _Url | None
     tool_parser: str
     chat_template_kwargs: dict[str, Any]
     lora_rank: NotNegative
@@ -256,13 +269,13 @@ class Gateway(_Section):
     port: Annotated[int, Field(ge=0, le=65535)]
     trained_calls: list[CallRule] | Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     compaction: Literal["trained", "untrained"]
-    other_server: Annotated[str, Field(pattern=r"^https?://")] | None
+    other_server: _Url | None
     cumulative_tokens: bool
     max_request: Annotated[float, Field(gt=0)]
     max_rollout: Annotated[float, Field(gt=0)]
     max_choices: Positive
     max_parameters: Positive
-    traces: Annotated[str, Field(pattern=r"^https?://")] | None
+    traces: _Url | None
 
 
 class Hardware(_Section):

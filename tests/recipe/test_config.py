@@ -121,6 +121,8 @@ def test_numbers_and_texts_are_read_as_they_were_meant() -> None:
         ("run.keep_rollouts=0", ["run.keep_rollouts=0: must be all, or a number of steps"]),
         ("hardware.network=10.0.0.0/40", ["hardware.network='10.0.0.0/40'", "such as 10.0.0.0/16"]),
         ("hardware.ray_address=ray://head:10001", ["hardware.ray_address='ray://head:10001'"]),
+        ("model.server=http://gpu:PORT/v1", ["model.server='http://gpu:PORT/v1': must be an address such as http://"]),
+        ("gateway.other_server=gpu:8000", ["gateway.other_server='gpu:8000': must be an address such as http://"]),
         ("run.name=[", ["run.name=[", "not YAML"]),
     ],
 )
