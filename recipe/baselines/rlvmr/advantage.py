@@ -69,7 +69,7 @@ def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[Tu
     for rollout, result in results.kept.items():
         turns = results.turns(rollout)
         replies = [spoken(reply_of(turn.data["response"]) or {}) for turn in turns]
-        refused = [bool(_REFUSED.search(turn.observation)) for turn in turns[1:]] + [False]  # as the next one sees
+        refused = [bool(_REFUSED.search(turn.observation)) for turn in turns[1:]] + [False]  # the next one says so
         earned = step_rewards(replies, refused, is_success(result.return_, algorithm.success_return))
         rewards |= {(rollout, turn.number): each for turn, each in zip(turns, earned, strict=True)}
     advantages = dict.fromkeys(rewards, 0.0)
