@@ -3,6 +3,10 @@
 import asyncio
 import contextlib
 
+from starlette.responses import Response
+
+from empo2.recipe.gateway.request import Next, Request
+
 
 class PolicyGate:
     """``async with gate`` waits until the gate is open; what is inside the block is under way until it is left.
@@ -46,3 +50,8 @@ class PolicyGate:
 
     def open(self) -> None:
         self._opened.set()
+
+    async def hold(self, request: Request, forward: Next) -> Response:
+        """As a stage of a completion's way: let it through while the gate is open."""
+        async with self:
+            return await forward(request)

@@ -41,11 +41,11 @@ class Request:
     attempt_id: str = ""
     mode: str = ""  # of a call, ``train`` or ``val``
     api: str = ""  # of a call, relative to ``/v1``: ``chat/completions``, ``models``, ``messages/count_tokens``, ...
-    content: bytes | None = None  # the body's bytes; None while the body is unread, which the stage `Form` does
+    content: bytes | None = None  # the body's bytes; None while the body is unread, which the stage `read_body` does
     body: Any = None  # the body's JSON value; None while it is unread, and for an empty one
-    # Whose key it has, which the stage `KeyCheck` finds; the operator's where the gateway asks for none.
+    # Whose key it has, which the stage `check_key` finds; the operator's where the gateway asks for none.
     asker: Asker = "operator"
-    # Of a completion that the stage `Aside` answers: one that is not trained, or that only counts its tokens.
+    # Of a completion that the stage `aside` answers: one that is not trained, or that only counts its tokens.
     aside: Literal["", "untrained", "count"] = ""
 
     @classmethod
@@ -169,5 +169,5 @@ def parse(content: bytes) -> Any:
 
 
 def refusal(status: int, problem: str) -> JSONResponse:
-    """Return an error in agent-lightning's form; the stage `ErrorForms` tells those of calls as their API does."""
+    """Return an error in agent-lightning's form; the stage `error_forms` tells those of calls as their API does."""
     return JSONResponse({"detail": problem}, status)

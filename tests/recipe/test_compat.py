@@ -149,7 +149,7 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
         'RolloutState.FAILED, "local subprocess timed out")',
     ],
     "agentlightning/server/proxy.py": [
-        "if pause_state.paused: ... status_code=429",  # gateway/stages/gate.py lets calls wait while the weights change
+        "if pause_state.paused: ... status_code=429",  # gateway/gate.py lets calls wait while the weights change
         # gateway/upstream.py: a 500 is told at once
         "if not _is_retryable_status(response.status_code) or ... return response",
         "return status_code in _RETRY_STATUS_CODES or status_code >= 500",

@@ -169,7 +169,7 @@ async def test_a_schema_that_would_end_vllm_does_not_reach_it(gateway: GatewayUn
 
 
 def test_which_grammars_end_vllm():
-    """What `Grammars` stands against: vLLM's check takes them with guidance, its engine gives them to xgrammar."""
+    """What `grammars` stands against: vLLM's check takes them with guidance, its engine gives them to xgrammar."""
     from llguidance import LLMatcher, grammar_from
     from xgrammar import Grammar
 

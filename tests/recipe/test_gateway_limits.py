@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from empo2.recipe.gateway.connections import ADMIT, protocol_with_room, raise_descriptor_limit
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.request import Request
-from empo2.recipe.gateway.stages.access import KeyCheck
+from empo2.recipe.gateway.stages.access import check_key
 from empo2.recipe.preflight.keys import ADMIN_KEY, KEY
 from empo2.recipe.protocol import CALL_EVENT, ERROR_EVENT, Keys
 
@@ -265,7 +266,7 @@ async def test_a_valid_key_admits_a_connection_and_a_wrong_one_does_not() -> Non
     async def forward(_: Request) -> Response:
         return Response()
 
-    check = KeyCheck(Keys(agent="agents", admin="admin"), StepMetrics())
+    check = partial(check_key, Keys(agent="agents", admin="admin"), StepMetrics())
     for key in ("", "wrong", "agents", "admin"):
         headers = [(b"authorization", f"Bearer {key}".encode())]
         scope = {"type": "http", "method": "GET", "path": "/api/rollouts", "headers": headers}

@@ -14,57 +14,43 @@ from starlette.responses import JSONResponse, Response
 
 from empo2.recipe.gateway.connections import ADMIT
 from empo2.recipe.gateway.metrics import StepMetrics
-from empo2.recipe.gateway.request import Next, Request
+from empo2.recipe.gateway.request import Next, Request, refusal
 from empo2.recipe.protocol import Keys
 
 
-class KeyCheck:
+async def check_key(keys: Keys, metrics: StepMetrics, request: Request, forward: Next) -> Response:
     """Answer 401 to a key that is unknown or another rollout's.
 
     To an agent's key, answer 403 on a route of the trainer's, and 405 to a call by another method than its own.
     """
-
-    def __init__(self, keys: Keys, metrics: StepMetrics) -> None:
-        self._keys = keys
-        self._metrics = metrics
-
-    async def __call__(self, request: Request, forward: Next) -> Response:
-        answer = await self._answer(request, forward)
-        if (request.method, request.kind) == ("GET", "rollouts"):
-            self._metrics.controllers = "refused" if answer.status_code == 401 else "ask"
-        return answer
-
-    async def _answer(self, request: Request, forward: Next) -> Response:
-        if request.path == "/healthz":
-            return await forward(request)
-        presented = _presented(request)
-        if not self._keys.admin or _holds(presented, self._keys.admin):
-            _admit(request)
-            return await forward(request)
-        own = self._keys.of_rollout(request.rollout_id) if request.rollout_id else ""
-        if not (_holds(presented, own) or _holds(presented, self._keys.agent)):
-            return JSONResponse({"detail": "Invalid or missing API key"}, 401)  # as agent-lightning answers
-        _admit(request)
-        if request.kind == "call" and request.method != (allowed := _method_of(request)):
-            problem = f"{request.method} {request.api}: must be {allowed}"
-            return JSONResponse({"detail": problem}, 405, {"Allow": allowed})
-        if not _is_for_agents(request):
-            problem = f"{request.method} {request.path} needs the admin key (EMPO2_ADMIN_KEY)"
-            return JSONResponse({"detail": problem}, 403)
-        scope = {**request.scope, "headers": list(request.scope["headers"])}
-        MutableHeaders(scope=scope)["authorization"] = f"Bearer {self._keys.admin}"
-        asker = "agent" if _holds(presented, own) else "controller"
-        return await forward(replace(request, scope=scope, asker=asker))
+    answer = await _checked(keys, request, forward)
+    if (request.method, request.kind) == ("GET", "rollouts"):
+        metrics.controllers = "refused" if answer.status_code == 401 else "ask"
+    return answer
 
 
-def _admit(request: Request) -> None:
-    """Tell the connection that its key is known; see `protocol_with_room`."""
+async def _checked(keys: Keys, request: Request, forward: Next) -> Response:
+    if request.path == "/healthz":
+        return await forward(request)
+    presented = _presented(request)
+    is_operator = not keys.admin or _holds(presented, keys.admin)
+    own = keys.of_rollout(request.rollout_id) if request.rollout_id else ""
+    if not (is_operator or _holds(presented, own) or _holds(presented, keys.agent)):
+        return refusal(401, "Invalid or missing API key")  # as agent-lightning answers
     if admit := request.scope.get("state", {}).get(ADMIT):
         admit()
-
-
-def _method_of(call: Request) -> str:
-    return "GET" if call.api.partition("/")[0] == "models" else "POST"
+    if is_operator:
+        return await forward(request)
+    allowed = "GET" if request.api.partition("/")[0] == "models" else "POST"
+    if request.kind == "call" and request.method != allowed:
+        problem = f"{request.method} {request.api}: must be {allowed}"
+        return JSONResponse({"detail": problem}, 405, {"Allow": allowed})
+    if not _is_for_agents(request):
+        return refusal(403, f"{request.method} {request.path} needs the admin key (EMPO2_ADMIN_KEY)")
+    scope = {**request.scope, "headers": list(request.scope["headers"])}
+    MutableHeaders(scope=scope)["authorization"] = f"Bearer {keys.admin}"
+    asker = "agent" if _holds(presented, own) else "controller"
+    return await forward(replace(request, scope=scope, asker=asker))
 
 
 def _is_for_agents(request: Request) -> bool:

@@ -23,19 +23,17 @@ _KEEP_ALIVE_SECONDS = 15  # clients give up after 300 seconds without an event
 _COUNT = "messages/count_tokens"  # of Anthropic's
 
 
-class ErrorForms:
+async def error_forms(request: Request, forward: Next) -> Response:
     """Tell an agent each error in the form of the API that it asked; those of ``gateway.other_server`` pass unchanged.
 
     Stands before all that may refuse a call.
     """
-
-    async def __call__(self, request: Request, forward: Next) -> Response:
-        answer = await forward(request)
-        if request.kind != "call" or answer.status_code < 400 or isinstance(answer, StreamingResponse):
-            return answer
-        # Clients of Anthropic's ask for models, too.
-        anthropic = request.api.partition("/")[0] == "messages" or "anthropic-version" in request.headers
-        return with_headers(JSONResponse(error_of(answer, anthropic=anthropic), answer.status_code), answer)
+    answer = await forward(request)
+    if request.kind != "call" or answer.status_code < 400 or isinstance(answer, StreamingResponse):
+        return answer
+    # Clients of Anthropic's ask for models, too.
+    anthropic = request.api.partition("/")[0] == "messages" or "anthropic-version" in request.headers
+    return with_headers(JSONResponse(error_of(answer, anthropic=anthropic), answer.status_code), answer)
 
 
 class Dialects:

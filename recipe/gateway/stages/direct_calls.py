@@ -13,16 +13,14 @@ from empo2.recipe.gateway.request import SERVED, Next, Request
 _PATH = "/v1/"
 
 
-class DirectCalls:
+async def direct_calls(request: Request, forward: Next) -> Response:
     """Turn ``/v1/...`` into a call of the one rollout."""
-
-    async def __call__(self, request: Request, forward: Next) -> Response:
-        if not request.path.startswith(_PATH):
-            return await forward(request)
-        api = request.path.removeprefix(_PATH).removeprefix("v1/")
-        await upstream.keep_open(SERVED)
-        try:
-            address = {"rollout_id": SERVED, "attempt_id": upstream.DEFAULT_ATTEMPT_ID, "mode": "val"}
-            return await forward(replace(request, kind="call", api=api, **address))
-        finally:
-            upstream.forget_events(SERVED)
+    if not request.path.startswith(_PATH):
+        return await forward(request)
+    api = request.path.removeprefix(_PATH).removeprefix("v1/")
+    await upstream.keep_open(SERVED)
+    try:
+        address = {"rollout_id": SERVED, "attempt_id": upstream.DEFAULT_ATTEMPT_ID, "mode": "val"}
+        return await forward(replace(request, kind="call", api=api, **address))
+    finally:
+        upstream.forget_events(SERVED)

@@ -43,7 +43,7 @@ class EpisodeEnds:
         self._calls = upstream.PerRollout(partial(defaultdict[str, _Calls], _Calls))  # by rollout and attempt
 
     async def __call__(self, request: Request, forward: Next) -> Response:
-        if not request.is_completion or request.rollout_id == SERVED:
+        if request.rollout_id == SERVED:
             return await forward(request)
         calls = self._calls[request.rollout_id][request.attempt_id]
         if not calls.ended and calls.made >= self._most:

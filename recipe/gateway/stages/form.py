@@ -12,43 +12,33 @@ from empo2.recipe.gateway.request import Next, Request, parse, refusal
 _DROPPED = 64
 
 
-class Form:
-    """Answer 413 or 400 to a body that has more than ``max_bytes``, or cannot be used."""
+async def read_body(max_bytes: int, request: Request, forward: Next) -> Response:
+    """Answer 413 or 400 to a body that has more than ``max_bytes``, or cannot be used.
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-
-    async def __call__(self, request: Request, forward: Next) -> Response:
-        if request.method not in ("POST", "PUT", "PATCH"):
-            return await forward(request)
-        content = await self._content(request)
-        if len(content) > self._max_bytes:
-            limit = f"{self._max_bytes / 2**20:g}"
-            problem = f"the request has more than gateway.max_request={limit} MiB; send less, or raise that setting"
-            return refusal(413, problem)
-        try:
-            body = parse(content) if content or request.is_call else None
-            if request.is_call:
-                check_call(body, request.api)
-        except ValueError as error:
-            return refusal(400, str(error))
-        return await forward(replace(request, content=content, body=body))
-
-    async def _content(self, request: Request) -> bytes:
-        """Return the body, or its begin if it is too large.
-
-        Raises:
-            ClientDisconnect: the client hung up.
-        """
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in starlette.requests.Request(request.scope, request.receive).stream():
-            if size <= self._max_bytes:
-                chunks.append(chunk)
-            size += len(chunk)
-            if size > _DROPPED * self._max_bytes:
-                break
-        return b"".join(chunks)
+    Raises:
+        ClientDisconnect: the client hung up.
+    """
+    if request.method not in ("POST", "PUT", "PATCH"):
+        return await forward(request)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in starlette.requests.Request(request.scope, request.receive).stream():
+        if size <= max_bytes:
+            chunks.append(chunk)
+        size += len(chunk)
+        if size > _DROPPED * max_bytes:
+            break
+    if size > max_bytes:
+        limit = f"gateway.max_request={max_bytes / 2**20:g} MiB"
+        return refusal(413, f"the request has more than {limit}; send less, or raise that setting")
+    content = b"".join(chunks)
+    try:
+        body = parse(content) if content or request.is_call else None
+        if request.is_call:
+            check_call(body, request.api)
+    except ValueError as error:
+        return refusal(400, str(error))
+    return await forward(replace(request, content=content, body=body))
 
 
 def check_call(body: Any, api: str) -> None:

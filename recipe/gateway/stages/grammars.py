@@ -14,19 +14,17 @@ from empo2.recipe.gateway.request import Next, Request, refusal
 type Form = tuple[str, Literal["regex", "ebnf", "json_schema"], str]
 
 
-class Grammars:
+async def grammars(request: Request, forward: Next) -> Response:
     """Answer 400 to a form of the reply that xgrammar does not take.
 
     vLLM 0.20 then turns to another library for the check, but not for the request, if an earlier one has used xgrammar:
     its engine ends, and all calls with it (vllm issue 43920; mended in its pull request 47312).
     """
-
-    async def __call__(self, request: Request, forward: Next) -> Response:
-        if not (request.is_completion and (forms := [*_forms(request.body)])):
-            return await forward(request)
-        # In a thread: importing xgrammar takes seconds, and a deep schema one.
-        problem = await asyncio.to_thread(_problem, forms)
-        return refusal(400, problem) if problem else await forward(request)
+    if not (forms := [*_forms(request.body)]):
+        return await forward(request)
+    # In a thread: importing xgrammar takes seconds, and a deep schema one.
+    problem = await asyncio.to_thread(_problem, forms)
+    return refusal(400, problem) if problem else await forward(request)
 
 
 def _forms(body: Mapping[str, Any]) -> Iterator[Form]:

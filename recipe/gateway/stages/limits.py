@@ -87,48 +87,43 @@ class AgentLimits:
         return None
 
 
-class CallLimits:
+async def call_limits(settings: Gateway, metrics: StepMetrics, request: Request, forward: Next) -> Response:
     """Answer 400 to a completion whose parameters would hold up the policy's servers, or let them fetch an address."""
+    if problem := _problem(settings, request):
+        metrics.counts["refused/parameters"] += 1
+        return refusal(400, problem)
+    return await forward(request)
 
-    def __init__(self, settings: Gateway, metrics: StepMetrics) -> None:
-        self._settings = settings
-        self._metrics = metrics
 
-    async def __call__(self, request: Request, forward: Next) -> Response:
-        if request.is_completion and (problem := self._problem(request)):
-            self._metrics.counts["refused/parameters"] += 1
-            return refusal(400, problem)
-        return await forward(request)
-
-    def _problem(self, request: Request) -> str:
-        """Return why a request is refused; "" if it is not."""
-        body, most = request.body, self._settings.max_choices
-        prompts = body["prompt"] if isinstance(body.get("prompt"), list) else []
-        batch = len(prompts) if prompts and not isinstance(prompts[0], int) else 1
-        wanted = max(1, _number(body.get("n")), _number(body.get("best_of")))
-        if wanted * batch > most:
-            return f"n={wanted:g} of {batch} prompts: a request may ask for gateway.max_choices={most} replies"
-        if (least := _number(body.get("min_tokens"))) > _MIN_TOKENS:
-            return f"min_tokens={least:g}: at most {_MIN_TOKENS}"
-        ids = (each for part in prompts for each in (part if isinstance(part, list) else [part]))
-        if any(isinstance(each, int | float) and each < 0 for each in ids):
-            return "prompt: a token id is negative"
-        size = sum(len(str(value)) for name, value in body.items() if name not in _TEXTS)
-        if size > self._settings.max_parameters:
-            limit = f"gateway.max_parameters={self._settings.max_parameters}"
-            return f"the parameters but for messages and tools have {size} characters, more than {limit}"
-        if not isinstance(kwargs := body.get("chat_template_kwargs") or {}, dict):
-            return "chat_template_kwargs: must be an object"
-        for name in (*body, *kwargs):
-            if name in _OF_THE_OPERATOR:
-                return f"{name}: is the operator's to set"
-        if others := [name for name in kwargs if name in _OF_THE_TOKENIZER]:
-            return f"chat_template_kwargs.{others[0]}: is no variable of a template; leave it out"
-        if request.mode != "train" and (names := unchecked(body)):  # `checked` removes them from those in training
-            return f"{min(names)}: vLLM 0.20 checks token ids of these options against no vocabulary"
-        if name := _address_in(body.get("messages")):
-            return f"messages: {name}: model servers fetch no addresses; send the content itself, as a data: URL"
-        return ""
+def _problem(settings: Gateway, request: Request) -> str:
+    """Return why a completion is refused; "" if it is not."""
+    body, most = request.body, settings.max_choices
+    prompts = body["prompt"] if isinstance(body.get("prompt"), list) else []
+    batch = len(prompts) if prompts and not isinstance(prompts[0], int) else 1
+    wanted = max(1, _number(body.get("n")), _number(body.get("best_of")))
+    if wanted * batch > most:
+        return f"n={wanted:g} of {batch} prompts: a request may ask for gateway.max_choices={most} replies"
+    if (least := _number(body.get("min_tokens"))) > _MIN_TOKENS:
+        return f"min_tokens={least:g}: at most {_MIN_TOKENS}"
+    ids = (each for part in prompts for each in (part if isinstance(part, list) else [part]))
+    if any(isinstance(each, int | float) and each < 0 for each in ids):
+        return "prompt: a token id is negative"
+    size = sum(len(str(value)) for name, value in body.items() if name not in _TEXTS)
+    if size > settings.max_parameters:
+        limit = f"gateway.max_parameters={settings.max_parameters}"
+        return f"the parameters but for messages and tools have {size} characters, more than {limit}"
+    if not isinstance(kwargs := body.get("chat_template_kwargs") or {}, dict):
+        return "chat_template_kwargs: must be an object"
+    for name in (*body, *kwargs):
+        if name in _OF_THE_OPERATOR:
+            return f"{name}: is the operator's to set"
+    if others := [name for name in kwargs if name in _OF_THE_TOKENIZER]:
+        return f"chat_template_kwargs.{others[0]}: is no variable of a template; leave it out"
+    if request.mode != "train" and (names := unchecked(body)):  # `checked` removes them from those in training
+        return f"{min(names)}: vLLM 0.20 checks token ids of these options against no vocabulary"
+    if name := _address_in(body.get("messages")):
+        return f"messages: {name}: model servers fetch no addresses; send the content itself, as a data: URL"
+    return ""
 
 
 def _number(value: Any) -> float:

@@ -23,64 +23,58 @@ _OWN_HEADERS = ("authorization", "x-api-key", "api-key", "host", "content-length
 _ANSWER_HEADERS = ("content-type", "retry-after")
 
 
-class UntrainedCalls:
-    """Pass untrained calls to ``gateway.other_server``, or mark them for `Aside`; only the other has ``/embeddings``.
+async def untrained_calls(
+    services: Services, trained: Choice | None, client: httpx.AsyncClient, request: Request, forward: Next
+) -> Response:
+    """Pass untrained calls to ``gateway.other_server``, or set them aside; only the other has ``/embeddings``.
 
-    Raises:
-        ConfigError: ``gateway.trained_calls`` names a function that cannot be imported.
+    Args:
+        trained: the choice of ``gateway.trained_calls`` (`choice_of`).
+        client: of the other server.
     """
-
-    def __init__(self, services: Services, client: httpx.AsyncClient) -> None:
-        settings = services.settings.gateway
-        self._trained = choice_of(settings.trained_calls)
-        self._other = settings.other_server
-        self._services = services
-        self._client = client
-
-    async def __call__(self, request: Request, forward: Next) -> Response:
-        if not request.is_call:
+    if not request.is_call:
+        return await forward(request)
+    if request.api != "embeddings":
+        if trained is None or request.api not in _TRAINABLE:
             return await forward(request)
-        if request.api != "embeddings":
-            if self._trained is None or request.api not in _TRAINABLE:
-                return await forward(request)
-            try:
-                if self._trained(request.api, request.headers, request.body):
-                    return await forward(request)
-            except Exception as error:  # of the user's function: neither answer would be right
-                problem = f"gateway.trained_calls failed: {type(error).__name__}: {error}"
-                return refusal(500, problem)
-            self._services.metrics.counts["untrained_calls"] += 1
-        if self._other is not None:
-            return await self._passed(request, self._other)
-        if request.api == "embeddings":
-            return refusal(400, "the policy has no /embeddings: name a server that does with gateway.other_server")
-        return await forward(replace(request, aside="untrained"))
-
-    async def _passed(self, request: Request, server: str) -> Response:
-        span = self._services.traces.current()
-        span.asked(request.body)
-        span.set({names.TRAINED: False})
-        headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
-        headers["accept-encoding"] = "identity"
-        if key := os.environ.get("OPENAI_API_KEY"):
-            headers |= {"authorization": f"Bearer {key}", "x-api-key": key}
-        headers |= self._services.traces.headers()
-        url = f"{server.rstrip('/')}/{request.api}"
-        sent = self._client.build_request("POST", url, content=request.content, headers=headers)
         try:
-            answer = await self._client.send(sent, stream=True)
-        except httpx.HTTPError as error:
-            return refusal(502, f"the server of calls that are not trained: {type(error).__name__}")
-        kept = {name: value for name, value in answer.headers.items() if name.lower() in _ANSWER_HEADERS}
+            if trained(request.api, request.headers, request.body):
+                return await forward(request)
+        except Exception as error:  # of the user's function: neither answer would be right
+            return refusal(500, f"gateway.trained_calls failed: {type(error).__name__}: {error}")
+        services.metrics.counts["untrained_calls"] += 1
+    if (server := services.settings.gateway.other_server) is not None:
+        return await _passed(services, server, client, request)
+    if request.api == "embeddings":
+        return refusal(400, "the policy has no /embeddings: name a server that does with gateway.other_server")
+    return await forward(replace(request, aside="untrained"))
 
-        async def body():
-            try:
-                async for chunk in answer.aiter_raw():
-                    yield chunk
-            finally:
-                await answer.aclose()
 
-        return StreamingResponse(body(), answer.status_code, kept)
+async def _passed(services: Services, server: str, client: httpx.AsyncClient, request: Request) -> Response:
+    span = services.traces.current()
+    span.asked(request.body)
+    span.set({names.TRAINED: False})
+    headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
+    headers["accept-encoding"] = "identity"
+    if key := os.environ.get("OPENAI_API_KEY"):
+        headers |= {"authorization": f"Bearer {key}", "x-api-key": key}
+    headers |= services.traces.headers()
+    url = f"{server.rstrip('/')}/{request.api}"
+    sent = client.build_request("POST", url, content=request.content, headers=headers)
+    try:
+        answer = await client.send(sent, stream=True)
+    except httpx.HTTPError as error:
+        return refusal(502, f"the server of calls that are not trained: {type(error).__name__}")
+    kept = {name: value for name, value in answer.headers.items() if name.lower() in _ANSWER_HEADERS}
+
+    async def body():
+        try:
+            async for chunk in answer.aiter_raw():
+                yield chunk
+        finally:
+            await answer.aclose()
+
+    return StreamingResponse(body(), answer.status_code, kept)
 
 
 def choice_of(rules: Sequence[CallRule] | str) -> Choice | None:
