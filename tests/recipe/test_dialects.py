@@ -682,6 +682,7 @@ async def test_an_agent_that_leaves_a_stream_ends_the_call(gateway: GatewayUnder
         url = f"{gateway.address(rollout)}/chat/completions"
         async with client.stream("POST", url, json=ASKED["chat/completions"]) as answer:
             assert (await anext(answer.aiter_text())).startswith(": ")
+            await until(lambda: bool(gateway.model.requests()))
     await until(lambda: gateway.model.requests()[-1].gone)
 
 
