@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
+from empo2.recipe.gateway.normal_form import normal
 
 from .harness import (
     AGENT_KEY,
@@ -342,7 +343,7 @@ def test_what_a_message_may_hold():
         "chat_template_kwargs": {"style": "terse"},
     }
     call = AnthropicCall(asked, {})
-    message, seen = json.loads(bytes(call.answer(THOUGHT).body)), call.body
+    message, seen = json.loads(bytes(call.answer(THOUGHT).body)), normal(call.body)
     assert message["content"] == [{"type": "thinking", "thinking": "hm", "signature": ""}, text("go")]
     tool_call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
@@ -371,7 +372,7 @@ def test_what_a_message_may_hold():
     ],
 )
 def test_blocks_with_a_text_in_them_become_text(block: Body, told: str):
-    assert AnthropicCall({"messages": [user([block])]}, {}).body["messages"] == [user(told)]
+    assert normal(AnthropicCall({"messages": [user([block])]}, {}).body)["messages"] == [user(told)]
     result = {"type": "tool_result", "tool_use_id": "1", "content": [block]}
     (seen,) = AnthropicCall({"messages": [user([result])]}, {}).body["messages"]
     assert (seen["role"], seen["content"]) == ("tool", told)
@@ -385,7 +386,7 @@ def test_tools_of_anthropics_servers_are_not_offered_and_deferred_ones_are():
         AnthropicCall({"messages": ONE, "tools": [SEARCH, deferred, search]}, {}).body == AnthropicCall(plain, {}).body
     )
     alone = AnthropicCall({"messages": ONE, "tools": [SEARCH], "tool_choice": {"type": "any"}}, {})
-    assert alone.body == {"messages": ONE}
+    assert normal(alone.body) == {"messages": ONE}
 
 
 class Move(BaseModel):
@@ -435,7 +436,7 @@ def test_what_the_items_of_a_response_may_be():
         "prompt_cache_key": "k",
     }
     call = ResponsesCall(asked, {})
-    response, seen = json.loads(bytes(call.answer(THOUGHT).body)), call.body
+    response, seen = json.loads(bytes(call.answer(THOUGHT).body)), normal(call.body)
     assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
     assert response["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
     for name in ("instructions", "text", "reasoning", "tools", "tool_choice", "parallel_tool_calls"):
@@ -445,8 +446,7 @@ def test_what_the_items_of_a_response_may_be():
         for number, arguments in ((1, '{"at": 1}'), (2, "{}"))
     ]
     assert seen["messages"] == [
-        {"role": "system", "content": "S"},
-        {"role": "system", "content": "D"},
+        {"role": "system", "content": "S\n\nD"},
         {"role": "user", "content": [text("x"), {"type": "image_url", "image_url": {"url": "u"}}]},
         assistant("so", reasoning="t", tool_calls=calls),
         *({"role": "tool", "tool_call_id": number, "content": text} for number, text in (("1", "a"), ("2", "b"))),

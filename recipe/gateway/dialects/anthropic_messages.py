@@ -6,21 +6,20 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from empo2.recipe.gateway.dialects.anthropic_tools import offered
 from empo2.recipe.gateway.dialects.dialect import (
     Body,
-    content_of,
+    error_of,
     event,
     event_stream,
     image_part,
     keep,
     new_id,
-    reasoning_of,
+    said_in,
     text_part,
     tool_call,
     tool_result,
+    warn_not_offered,
 )
-from empo2.recipe.gateway.dialects.errors import error_of
 from empo2.recipe.messages import Message, arguments_of
 
 # Fields of Anthropic's own that say nothing about the reply of a model that is not Anthropic's, or are translated. All
@@ -43,6 +42,8 @@ _OWN = (
     "thread",
 )
 _OF_THREAD = ("system", "tools")  # a request that continues a thread does not repeat them
+_HOSTED = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "mcp_toolset")  # by Anthropic's servers
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -72,7 +73,7 @@ class AnthropicCall:
             self.body |= {"continue_final_message": True, "add_generation_prompt": False}
         if body.get("stop_sequences"):
             self.body["stop"] = body["stop_sequences"]
-        self.body |= offered(body.get("tools") or [], body.get("tool_choice"))
+        self.body |= _offered(body.get("tools") or [], body.get("tool_choice"))
         form = (body.get("output_config") or {}).get("format") or body.get("output_format")
         if form and form.get("type") == "json_schema":
             schema = {"name": "reply", "schema": form["schema"]}
@@ -117,16 +118,16 @@ def _chat(body: Body) -> list[Message]:
         raise ValueError("messages: must be a list of at least one message")
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ("user", "assistant", "system"):
-            raise ValueError(f"{where}.role: must be user, assistant or system")
-        blocks = _blocks(message.get("content"), where)
-        if role == "assistant":
-            chat.append(_said(blocks, where))
-        elif role == "system":
-            chat.append({"role": "system", "content": "".join(_text(block, where) for block in blocks)})
-        else:
-            chat += _heard(blocks, where)
+        content = message.get("content") if isinstance(message, dict) else None
+        match message:
+            case {"role": "assistant"}:
+                chat.append(_said(_blocks(content, where), where))
+            case {"role": "system"}:
+                chat.append({"role": "system", "content": "".join(_texts(content, where))})
+            case {"role": "user"}:
+                chat += _heard(_blocks(content, where), where)
+            case _:
+                raise ValueError(f"{where}.role: must be user, assistant or system")
     return chat
 
 
@@ -151,12 +152,7 @@ def _said(blocks: Sequence[Body], where: str) -> Message:
                 calls.append(tool_call(block.get("id"), block.get("name"), arguments))
             case _:
                 texts.append(_text(block, where))
-    message: Message = {"role": "assistant", "content": "".join(texts) or (None if calls else "")}
-    if thoughts:
-        message["reasoning"] = "".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return {"role": "assistant", "content": "".join(texts), "reasoning": "".join(thoughts), "tool_calls": calls}
 
 
 def _heard(blocks: Sequence[Body], where: str) -> Iterator[Message]:
@@ -171,48 +167,36 @@ def _heard(blocks: Sequence[Body], where: str) -> Iterator[Message]:
         else:
             parts.append(_part(block, where))
     if parts:
-        yield {"role": "user", "content": content_of(parts)}
+        yield {"role": "user", "content": parts}
 
 
 def _part(block: Body, where: str) -> Body:
-    match block.get("type"):
-        case "image":
-            return _image(block, where)
-        case "document":
-            return text_part(_document(block, where))
-        case "search_result":
-            found = [_text(each, where) for each in _blocks(block.get("content"), where)]
-            return text_part(_lines(block.get("title"), block.get("source"), *found))
-        case "tool_reference":  # to one whose definition the prompt has already
-            return text_part(str(block["tool_name"]))
-        case _:
-            return text_part(_text(block, where))
-
-
-def _image(block: Body, where: str) -> Body:
-    match block.get("source"):
-        case {"type": "url", "url": str(url)}:
+    match block:
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
             return image_part(url)
-        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+        case {"type": "image", "source": {"type": "base64", "media_type": str(kind), "data": str(data)}}:
             return image_part(f"data:{kind};base64,{data}")
-        case _:
+        case {"type": "image"}:
             raise ValueError(f"{where}: an image's source must be a url, or base64 with a media_type")
-
-
-def _document(block: Body, where: str) -> str:
-    match block.get("source"):
-        case {"type": "text", "data": str(text)}:
-            texts = [text]
-        case {"type": "content", "content": content}:
-            texts = [_text(each, where) for each in _blocks(content, where)]
-        case source:
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            lines = [block.get("title"), block.get("context"), text]
+        case {"type": "document", "source": {"type": "content", "content": content}}:
+            lines = [block.get("title"), block.get("context"), *_texts(content, where)]
+        case {"type": "document"}:
+            source = block.get("source")
             kind = source.get("type") if isinstance(source, dict) else None
             raise ValueError(f"{where}: a document of type {kind!r} needs Anthropic's own servers; send its text")
-    return _lines(block.get("title"), block.get("context"), *texts)
+        case {"type": "search_result"}:
+            lines = [block.get("title"), block.get("source"), *_texts(block.get("content"), where)]
+        case {"type": "tool_reference"}:  # to one whose definition the prompt has already
+            lines = [str(block["tool_name"])]
+        case _:
+            lines = [_text(block, where)]
+    return text_part("\n".join(filter(None, lines)))
 
 
-def _lines(*texts: str | None) -> str:
-    return "\n".join(filter(None, texts))
+def _texts(content: Any, where: str) -> list[str]:
+    return [_text(block, where) for block in _blocks(content, where)]
 
 
 def _text(block: Any, where: str) -> str:
@@ -222,15 +206,58 @@ def _text(block: Any, where: str) -> str:
     raise ValueError(f"{where}: a block of type {kind!r} cannot be given to the model; send text, images or tool calls")
 
 
+def _offered(tools: Sequence[Any], choice: Any) -> Body:
+    """Return the fields of a chat completion for tools and the choice among them.
+
+    What Anthropic's servers run themselves (web search and the like) is left out. Tools that are to be loaded later
+    (``defer_loading``) are offered at once, since a prompt whose tools change opens a training row.
+
+    Raises:
+        ValueError: a tool has no schema, or the choice is of no kind that there is, or of a tool that is not offered.
+    """
+    functions, hosted = [], set()
+    for number, tool in enumerate(tools):
+        match tool:
+            case {"type": str(kind)} if kind.startswith(_HOSTED):
+                warn_not_offered(kind, "Anthropic")
+                hosted.add(tool.get("name"))
+            case {"name": name} if tool.get("type", "custom") == "custom":
+                schema = tool.get("input_schema") or {"type": "object", "properties": {}}
+                described = {"description": tool["description"]} if tool.get("description") else {}
+                # In the order of OpenAI's clients: chat templates write tools as they come.
+                function = {"name": name, **described, "parameters": schema}
+                functions.append({"type": "function", "function": function})
+            case _:
+                kind = tool.get("type") if isinstance(tool, dict) else None
+                problem = f"{kind!r}: only Anthropic's models know its schema; give it an input_schema"
+                raise ValueError(f"tools[{number}]: {problem}")
+    fields: Body = {"tools": functions} if functions else {}
+    if choice:
+        chosen = _choice(choice)
+        if isinstance(chosen, dict) and (name := choice.get("name")) in hosted:
+            raise ValueError(f"tool_choice.name={name!r}: needs Anthropic's own servers; choose another tool")
+        if functions or not hosted:
+            fields["tool_choice"] = chosen
+        if functions and choice.get("disable_parallel_tool_use"):
+            fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _choice(choice: Any) -> str | Body:
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind not in _CHOICES:
+        raise ValueError(f"tool_choice.type={kind!r}: must be auto, any, tool or none")
+    return _CHOICES[kind]
+
+
 def _reply(completion: Body) -> Body:
     choice = completion["choices"][0]
-    message, stopped = choice["message"], choice.get("stop_reason")
-    content: list[Body] = []
-    if reasoning := reasoning_of(message):
-        content.append({"type": "thinking", "thinking": reasoning, "signature": ""})
-    calls = message.get("tool_calls") or []
-    if message.get("content") or not calls:
-        content.append({"type": "text", "text": message.get("content") or ""})
+    (thoughts, text, calls), stopped = said_in(choice["message"]), choice.get("stop_reason")
+    content: list[Body] = [{"type": "thinking", "thinking": thoughts, "signature": ""}] if thoughts else []
+    if text is not None:
+        content.append(text_part(text))
     for call in calls:
         function, arguments = call["function"], arguments_of(call["function"])
         # Arguments that are no object become one, for the tool to refuse.

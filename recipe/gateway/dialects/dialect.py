@@ -1,5 +1,6 @@
-"""What the dialects share: parts of a chat, and how events are written to a stream."""
+"""What the dialects share: parts of a chat, how events are written to a stream, what an agent is told of an error."""
 
+import contextlib
 import json
 import secrets
 from collections.abc import Iterable
@@ -15,6 +16,14 @@ log = structlog.get_logger()
 
 KEEP_ALIVE = ": the model generates\n\n"  # a comment, which clients skip
 _MOST = 10_000  # kept of a rollout; only agents that have none (empo2 serve) come to as many
+_CHARACTERS = 300  # of an error that is no JSON
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 
 def with_headers(told: Response, answer: Response) -> Response:
@@ -23,6 +32,23 @@ def with_headers(told: Response, answer: Response) -> Response:
         if name not in ("content-length", "content-type"):
             told.headers.append(name, value)
     return told
+
+
+def error_of(answer: Response, *, anthropic: bool) -> Body:
+    """Return the body of an error, from one in OpenAI's, agent-lightning's or FastAPI's form."""
+    content, status = bytes(answer.body), answer.status_code
+    problem, error = content.decode(errors="replace")[:_CHARACTERS], None
+    with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError):
+        body = json.loads(content)
+        error = body.get("error", body.get("detail"))
+        problem = error if isinstance(error, str) else str(error["message"])
+    if anthropic:
+        kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": problem}}
+    if isinstance(error, dict) and "message" in error:
+        return {"error": error}
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": problem, "type": kind, "param": None, "code": None}}
 
 
 def event_stream(events: Iterable[str]) -> Response:
@@ -40,9 +66,14 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
-def reasoning_of(message: Body) -> str:
-    """Return what a reasoning parser of vLLM took out of a reply; "" where it did not."""
-    return message.get("reasoning") or message.get("reasoning_content") or ""
+def said_in(reply: Body) -> tuple[str, str | None, list[Body]]:
+    """Return what a reasoning parser of vLLM took out of a reply ("" for nothing), its text, and its calls of tools.
+
+    The text is None where a reply has only calls.
+    """
+    calls = reply.get("tool_calls") or []
+    text = reply.get("content") or (None if calls else "")
+    return reply.get("reasoning") or reply.get("reasoning_content") or "", text, calls
 
 
 def keep[T](kept: dict[str, T], id_: str, value: T) -> None:
@@ -70,13 +101,6 @@ def tool_result(id_: Any, parts: list[Body]) -> tuple[Body, list[Body]]:
     texts = [part["text"] for part in parts if part["type"] == "text"]
     images = [part for part in parts if part["type"] != "text"]
     return {"role": "tool", "tool_call_id": str(id_), "content": "\n".join(texts)}, images
-
-
-def content_of(parts: list[Body]) -> str | list[Body]:
-    """Return parts as a message's content: one text alone is a string, since chat templates differ in joining parts."""
-    if len(parts) == 1 and parts[0]["type"] == "text":
-        return parts[0]["text"]
-    return parts
 
 
 @cache  # once a process

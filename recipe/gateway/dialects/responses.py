@@ -9,17 +9,16 @@ from starlette.responses import JSONResponse, Response
 
 from empo2.recipe.gateway.dialects.dialect import (
     Body,
-    content_of,
+    error_of,
     event,
     event_stream,
     image_part,
     keep,
     new_id,
-    reasoning_of,
+    said_in,
     text_part,
     tool_result,
 )
-from empo2.recipe.gateway.dialects.errors import error_of
 from empo2.recipe.gateway.dialects.responses_tools import OfferedTools, call_of
 from empo2.recipe.messages import Message
 
@@ -96,8 +95,11 @@ class ResponsesCall:
                 self.body["tool_choice"] = _tool_choice(body["tool_choice"])
         if effort := (body.get("reasoning") or {}).get("effort"):
             self.body["reasoning_effort"] = effort
-        if form := _response_format((body.get("text") or {}).get("format")):
-            self.body["response_format"] = form
+        match (body.get("text") or {}).get("format"):
+            case {"type": "json_object"}:
+                self.body["response_format"] = {"type": "json_object"}
+            case {"type": "json_schema", **schema}:
+                self.body["response_format"] = {"type": "json_schema", "json_schema": schema}
 
     def answer(self, completion: Body) -> Response:
         response = self._response(completion)
@@ -194,7 +196,9 @@ def _chat(items: Sequence[Body]) -> list[Message]:
                 text = "".join(part["text"] for part in _parts(item.get("content"), where) if part["type"] == "text")
                 _reply_in(chat, "content")["content"] = text
             case "message":
-                chat.append({"role": _role(item, where), "content": content_of(_parts(item.get("content"), where))})
+                if (role := item.get("role")) not in ("user", "system", "developer"):
+                    raise ValueError(f"{where}.role={role!r}: must be user, assistant, system or developer")
+                chat.append({"role": role, "content": _parts(item.get("content"), where)})
             case "reasoning":
                 thoughts = item.get("content") or item.get("summary") or []
                 _reply_in(chat, "reasoning")["reasoning"] = "".join(part.get("text") or "" for part in thoughts)
@@ -219,13 +223,6 @@ def _reply_in(chat: list[Message], part: str) -> Message:
             return last
     chat.append({"role": "assistant", "content": None})
     return chat[-1]
-
-
-def _role(item: Body, where: str) -> str:
-    role = item.get("role")
-    if role not in ("user", "system", "developer"):
-        raise ValueError(f"{where}.role={role!r}: must be user, assistant, system or developer")
-    return "system" if role == "developer" else role  # chat templates of open models know no developer
 
 
 def _parts(content: Any, where: str) -> list[Body]:
@@ -255,25 +252,16 @@ def _tool_choice(choice: Any) -> str | Body:
     raise ValueError(f"tool_choice.type={choice.get('type')!r}: must be auto, none, required or one function")
 
 
-def _response_format(form: Any) -> Body | None:
-    kind = form.get("type") if isinstance(form, dict) else None
-    if kind == "json_object":
-        return {"type": "json_object"}
-    if kind == "json_schema":
-        return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
-    return None
-
-
 def _output(message: Message, status: str, tools: OfferedTools) -> list[Body]:
     items: list[Body] = []
-    if reasoning := reasoning_of(message):
-        thoughts = [{"type": "reasoning_text", "text": reasoning}]
-        items.append({"type": "reasoning", "id": new_id("rs"), "summary": [], "content": thoughts, "status": status})
-    calls = message.get("tool_calls") or []
-    if message.get("content") or not calls:
-        text = {"type": "output_text", "text": message.get("content") or "", "annotations": [], "logprobs": []}
-        told = {"role": "assistant", "content": [text]}
-        items.append({"type": "message", "id": new_id("msg"), **told, "status": status})
+    thoughts, text, calls = said_in(message)
+    if thoughts:
+        parts = [{"type": "reasoning_text", "text": thoughts}]
+        items.append({"type": "reasoning", "id": new_id("rs"), "summary": [], "content": parts, "status": status})
+    if text is not None:
+        parts = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+        told = {"role": "assistant", "content": parts, "status": status}
+        items.append({"type": "message", "id": new_id("msg"), **told})
     return items + [tools.item_of(call, status) for call in calls]
 
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from starlette.responses import Response
 
-from empo2.recipe.gateway.dialects.dialect import KEEP_ALIVE, Body, event, event_stream
-from empo2.recipe.gateway.dialects.errors import error_of
+from empo2.recipe.gateway.dialects.dialect import KEEP_ALIVE, Body, error_of, event, event_stream
 
 _DONE = "data: [DONE]\n\n"
 _SHARED = ("id", "created", "model", "system_fingerprint")

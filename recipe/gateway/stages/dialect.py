@@ -9,8 +9,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.dialects.anthropic_messages import AnthropicCall
-from empo2.recipe.gateway.dialects.dialect import Body, with_headers
-from empo2.recipe.gateway.dialects.errors import error_of
+from empo2.recipe.gateway.dialects.dialect import Body, error_of, with_headers
 from empo2.recipe.gateway.dialects.responses import ResponsesCall
 from empo2.recipe.gateway.dialects.streams import StreamedCompletion
 from empo2.recipe.gateway.request import Answer, Next, Request, refusal
@@ -20,7 +19,6 @@ from empo2.recipe.gateway.stages.form import check_call
 Dialect = AnthropicCall | ResponsesCall | StreamedCompletion
 
 _KEEP_ALIVE_SECONDS = 15  # clients give up after 300 seconds without an event
-_COUNT = "messages/count_tokens"  # of Anthropic's
 
 
 async def error_forms(request: Request, forward: Next) -> Response:
@@ -51,21 +49,21 @@ class Dialects:
         self._threads = upstream.PerRollout(dict[str, Body])
 
     async def __call__(self, request: Request, forward: Next) -> Response:
-        streamed = request.is_completion and request.body.get("stream")
-        if not (streamed or (request.is_call and request.api in ("responses", "messages", _COUNT))):
-            return await forward(request)
         try:
             dialect = self._dialect(request)
-            check_call(dialect.body, dialect.path)
+            if dialect is not None:
+                check_call(dialect.body, dialect.path)
         except ValueError as error:
             return refusal(400, str(error))
         except (LookupError, TypeError, AttributeError):  # lists in the place of objects, and the like
             return refusal(400, f"the request is not one of /{request.api}; see its reference")
+        if dialect is None:
+            return await forward(request)
         translated = request.with_body(dialect.body, dialect.path)
         if len(translated.content or b"") > self._max_bytes:
             problem = f"the chat has more than gateway.max_request={self._max_bytes / 2**20:.3g} MiB"
             return refusal(413, problem)
-        if request.api == _COUNT:
+        if request.api == "messages/count_tokens":
             return await forward(replace(translated, aside="count"))
         answering = self._answer(dialect, translated, forward)
         return await (self._kept_alive(dialect, answering) if request.body.get("stream") else answering)
@@ -103,13 +101,16 @@ class Dialects:
         except (LookupError, TypeError, AttributeError):
             return refusal(502, "the model server's answer is no completion")
 
-    def _dialect(self, request: Request) -> Dialect:
-        match request.api:
+    def _dialect(self, request: Request) -> Dialect | None:
+        """Return a call in its dialect; None for what passes unchanged."""
+        match request.api if request.is_call else "":
             case "messages":
                 return AnthropicCall(request.body, self._threads[request.rollout_id])
-            case "messages/count_tokens":  # `_COUNT`
+            case "messages/count_tokens":
                 return AnthropicCall(request.body, {})  # a thread is not known here
             case "responses":
                 return ResponsesCall(request.body, self._responses[request.rollout_id])
-            case _:
+            case "chat/completions" | "completions" if request.body.get("stream"):
                 return StreamedCompletion(request.api, request.body)
+            case _:
+                return None
