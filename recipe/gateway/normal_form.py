@@ -6,7 +6,7 @@ rows see the normal form alone. What an agent does differently is a rule here, n
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -41,13 +41,8 @@ def normal(body: Body) -> Body:
     if isinstance(tools := body.get("tools"), list):
         form["tools"] = [_unmarked(tool) for tool in tools]
     if isinstance(messages := body.get("messages"), list):
-        form["messages"] = normal_chat(messages)
+        form["messages"] = _with_one_system_message([normal_message(message) for message in messages])
     return form
-
-
-def normal_chat(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in their normal form; see `normal`."""
-    return list(_with_one_system_message([normal_message(message) for message in messages]))
 
 
 def header_lines(messages: Sequence[Message]) -> list[str]:
@@ -89,24 +84,21 @@ def _unmarked(value: Any) -> Any:
     return {key: each for key, each in value.items() if key not in _MARKS} if isinstance(value, dict) else value
 
 
-def _with_one_system_message(messages: Sequence[Message]) -> Iterator[Message]:
+def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
     lead = next((place for place, each in enumerate(messages) if each["role"] != "system"), len(messages))
     texts = [_HEADER_LINES.sub("", text_of(each.get("content"))) for each in messages[:lead]]
-    if text := "\n\n".join(filter(None, texts)):
-        yield {"role": "system", "content": text}
-    turn: Message | None = None  # of the user, to which a reminder may be added
+    system = "\n\n".join(filter(None, texts))
+    chat: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in messages[lead:]:
-        if message["role"] == "system":
-            reminder = f"<system-reminder>\n{text_of(message.get('content'))}\n</system-reminder>"
-            turn = {"role": "user", "content": reminder} if turn is None else _with_text(turn, reminder)
+        if message["role"] != "system":
+            chat.append(message)
             continue
-        if turn is not None:
-            yield turn
-        turn = message if message["role"] == "user" else None
-        if turn is None:
-            yield message
-    if turn is not None:
-        yield turn
+        reminder = f"<system-reminder>\n{text_of(message.get('content'))}\n</system-reminder>"
+        if chat and chat[-1]["role"] == "user":
+            chat[-1] = _with_text(chat[-1], reminder)
+        else:
+            chat.append({"role": "user", "content": reminder})
+    return chat
 
 
 def _with_text(message: Message, text: str) -> Message:

@@ -11,7 +11,7 @@ from typing import Any
 
 from empo2.recipe.config import Gateway
 from empo2.recipe.gateway.normal_form import normal, normal_message
-from empo2.recipe.gateway.tokens.sampled_messages import SampledMessages
+from empo2.recipe.gateway.tokens.replies import SampledMessages
 from empo2.recipe.messages import Message, arguments_of, is_compaction, shared, text_of
 from empo2.recipe.retrofit.recorder import Call
 from empo2.recipe.trainer.rollout_calls import PlayedCall, main_calls, rows_of, turns_of

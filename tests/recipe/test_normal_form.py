@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from empo2.recipe.gateway.normal_form import normal, normal_chat
-from empo2.recipe.gateway.tokens.sampled_messages import SampledMessages
+from empo2.recipe.gateway.normal_form import normal
+from empo2.recipe.gateway.tokens.replies import SampledMessages
 from empo2.recipe.trainer.rollout_calls import calls_of, rows_of, turns_of
 
 from .harness import (
@@ -41,6 +41,10 @@ EDIT = {
         },
     },
 }
+
+
+def normal_chat(messages: list[Body]) -> list[Body]:
+    return normal({"messages": messages})["messages"]
 
 
 def system(text: str) -> Body:

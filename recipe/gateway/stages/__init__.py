@@ -1,1 +1,1 @@
-"""What a request passes on its way to the model server, one file a stage."""
+"""What a request passes on its way to the model server."""

@@ -1,16 +1,19 @@
-"""The replies of an episode as they were sampled, found again by the chats that go on from them."""
+"""The replies of an episode as they were sampled: found again by the chats that go on from them, put back into chats.
+
+Clients add defaults of a tool's schema, mend or drop arguments that are no JSON, and drop thoughts. The chat would then
+no longer extend what the model saw, and each such reply would open a training row.
+"""
 
 import asyncio
 from array import array
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from empo2.recipe.gateway.normal_form import normal_message
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.tokens.rendering import rendering_of
-from empo2.recipe.gateway.tokens.sampled_messages import SampledMessages
 from empo2.recipe.messages import Message, arguments_of, digest, reply_of, text_of
 
 Ids = array  # of C ints: an episode has one prompt for each turn
@@ -57,8 +60,7 @@ class Replies:
         message, choice = reply_of(response), (response.get("choices") or [{}])[0]
         if message is None or not choice.get("token_ids") or not isinstance(body.get("messages"), list):
             return
-        sampled = normal_message(message)
-        self.sampled.add(message)
+        sampled = self.sampled.add(message)
         reply = Reply(
             prompt,
             rendering_of(body),
@@ -99,3 +101,71 @@ def _said(message: Message) -> tuple[Any, ...]:
     """Return a message's text and tool calls; clients write an empty content, and arguments, in different ways."""
     calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
     return text_of(message.get("content")), *((call.get("name"), arguments_of(call)) for call in calls)
+
+
+class SampledMessages:
+    """The messages that a policy replied with in one episode, known by the ids of their tool calls or by their text."""
+
+    def __init__(self) -> None:
+        # By the id of each call, and whether the arguments of all calls of the message were JSON objects.
+        self._by_call: dict[str, tuple[Message, bool]] = {}
+        self._by_text: defaultdict[str, list[Message]] = defaultdict(list)  # of those without calls, in their order
+
+    def add(self, message: Message) -> Message:
+        """Keep a reply, as the model server gave it, and return its normal form."""
+        form = normal_message(message)
+        if calls := message.get("tool_calls"):
+            parsed = all(isinstance(arguments_of(call["function"]), dict) for call in calls)
+            self._by_call |= {call["id"]: (form, parsed) for call in calls}
+        elif form not in (same := self._by_text[_text(form)]):
+            same.append(form)
+        return form
+
+    def restored(self, body: Body) -> Body:
+        """Return a chat in normal form with its replies as they were sampled.
+
+        A reply is put back if its tools and their arguments agree after the schema's defaults, or if the sampled
+        arguments did not parse. Any other change is the agent's own, and stays.
+        """
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not (self._by_call or self._by_text):
+            return body
+        defaults, seen = _defaults(body.get("tools")), Counter[str]()
+        chat = [(each.get("role") == "assistant" and self._sampled(each, defaults, seen)) or each for each in messages]
+        return body if chat == messages else {**body, "messages": chat}
+
+    def _sampled(self, message: Message, defaults: Mapping[str, Body], seen: Counter[str]) -> Message | None:
+        text, calls = _text(message), message.get("tool_calls")
+        if not calls:
+            seen[text] += 1
+            same = self._by_text.get(text, [])
+            return same[min(seen[text], len(same)) - 1] if same else None
+        sampled, parsed = self._by_call.get(calls[0].get("id"), (None, False))
+        if sampled is None or text not in ("", _text(sampled)):
+            return None
+        given, own = ([_filled(call, defaults) for call in each] for each in (calls, sampled["tool_calls"]))
+        return sampled if given == own or not parsed else None
+
+
+def _text(message: Message) -> str:
+    return text_of(message.get("content")).strip()
+
+
+def _defaults(tools: Any) -> dict[str, Body]:
+    """Return for each tool the arguments that its schema has defaults for, and these."""
+    found = {}
+    for tool in tools if isinstance(tools, list) else ():
+        match tool:
+            case {"function": {"name": str(function), "parameters": {"properties": dict(properties)}}}:
+                found[function] = {
+                    name: each["default"]
+                    for name, each in properties.items()
+                    if isinstance(each, dict) and "default" in each  # `true` is a schema, too
+                }
+    return found
+
+
+def _filled(call: Body, defaults: Mapping[str, Body]) -> tuple[Any, Body]:
+    """Return the name of a call's tool, and its arguments with the defaults of the schema."""
+    function = call["function"]
+    return function["name"], {**defaults.get(function["name"], {}), **arguments_of(function)}

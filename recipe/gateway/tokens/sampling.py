@@ -47,15 +47,13 @@ def overridden(body: dict[str, Any]) -> list[str]:
 
 def constraints(body: dict[str, Any]) -> list[str]:
     """Return the options of an agent's request that exclude tokens and that `neutral` keeps."""
-    found = []
-    response_format = body.get("response_format")
-    if isinstance(response_format, dict) and response_format.get("type") not in (None, "text"):
-        found.append("response_format")
-    if body.get("structured_outputs"):
-        found.append("structured_outputs")
-    if body.get("tool_choice") not in (None, "none", "auto"):
-        found.append("tool_choice")
-    return found
+    form = body.get("response_format")
+    excludes = {
+        "response_format": isinstance(form, dict) and form.get("type") not in (None, "text"),
+        "structured_outputs": body.get("structured_outputs"),
+        "tool_choice": body.get("tool_choice") not in (None, "none", "auto"),
+    }
+    return [option for option, does in excludes.items() if does]
 
 
 type Tops = tuple[list[list[int]], list[list[float]]]

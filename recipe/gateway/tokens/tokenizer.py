@@ -1,7 +1,7 @@
 """The policy's tokenizer, used for the length of tips and for the special tokens that they must not contain."""
 
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -12,8 +12,7 @@ _CHARACTERS_PER_TOKEN = 3  # less than English has, so that the estimate is not 
 class EstimatedTokenizer:
     """Counts tokens by characters, and knows no special token: for a model whose tokenizer is not at hand."""
 
-    def __init__(self) -> None:
-        self.special_tokens: list[str] = []
+    special_tokens: Sequence[str] = ()
 
     def decoded(self, number: int) -> str:
         return f"token_id:{number}"
@@ -40,11 +39,13 @@ class PolicyTokenizer:
 
             file = Path(hf_hub_download(model_path, "tokenizer.json"))
         self._tokenizer = Tokenizer.from_str(file.read_text())
+        self._encode = partial(self._tokenizer.encode, add_special_tokens=False)
         added = self._tokenizer.get_added_tokens_decoder()
         contents = {token.content for token in added.values() if token.content.strip()}
         self.special_tokens = sorted(contents, key=len, reverse=True)
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
-        self.count = lru_cache(maxsize=16_384)(self._count)  # the same tips are shown many times
+        # The same tips are shown many times.
+        self.count = lru_cache(maxsize=16_384)(lambda text: len(self._encode(text).ids))
 
     def decoded(self, number: int) -> str:
         return self._tokenizer.decode([number], skip_special_tokens=False)
@@ -55,10 +56,7 @@ class PolicyTokenizer:
 
     def spelled(self, text: str) -> str:
         """Return a text as `text` has it."""
-        return "".join(self._tokenizer.encode(text, add_special_tokens=False).tokens)
-
-    def _count(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return "".join(self._encode(text).tokens)
 
 
 TipTokenizer = PolicyTokenizer | EstimatedTokenizer
