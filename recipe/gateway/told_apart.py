@@ -1,7 +1,7 @@
 """Warn where an embedder cannot tell states apart, such as one that reads English for a text in another language."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 
 import numpy as np
 import structlog
@@ -23,46 +23,38 @@ class Watched:
 
     def __init__(self, embedder: Embedder) -> None:
         self.name, self.dimension = embedder.name, embedder.dimension
+        self.warned = False
         self._embedder = embedder
-        self._recent: deque[tuple[str, np.ndarray]] | None = deque(maxlen=_RECENT)  # None once it has warned
+        self._recent: deque[tuple[str, np.ndarray]] = deque(maxlen=_RECENT)
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """As `Embedder.embed`; several threads may call it."""
         keys = self._embedder.embed(texts)
-        for text, key in zip(texts, keys, strict=True):
-            if (recent := self._recent) is None:
-                break
-            if problem := _problem(self._embedder, text, key, list(recent)):
-                self._recent = None
-                log.warning(f"memory.embedder={self.name} {problem}: {_FIX}")
-            else:
-                recent.append((text, key))
+        if not self.warned and (problem := _trouble(self._embedder, texts, keys, self._recent)):
+            self.warned = True
+            log.warning(problem)
         return keys
-
-    @property
-    def warned(self) -> bool:
-        return self._recent is None
 
 
 def trouble(embedder: Embedder, texts: Sequence[str]) -> str:
     """Return why an embedder cannot tell texts apart, in a sentence; "" if it can."""
-    recent: list[tuple[str, np.ndarray]] = []
-    for text, key in zip(texts, embedder.embed(texts), strict=True):
-        if problem := _problem(embedder, text, key, recent):
-            return f"memory.embedder={embedder.name} {problem}: {_FIX}"
-        recent.append((text, key))
-    return ""
+    return _trouble(embedder, texts, embedder.embed(texts), [])
 
 
-def _problem(embedder: Embedder, text: str, key: np.ndarray, recent: Sequence[tuple[str, np.ndarray]]) -> str:
-    if isinstance(embedder, SentenceEmbedder) and embedder.unknown(text) > 0.5:
-        return "does not know most of the word pieces of a state"
-    if not recent:
-        return ""
-    others = np.stack([each for _, each in recent])
-    for place in np.flatnonzero(others @ key > _EQUAL):
-        if _words(recent[place][0]) != _words(text):
-            return "gives unequal states one key"
+def _trouble(
+    embedder: Embedder, texts: Sequence[str], keys: np.ndarray, recent: MutableSequence[tuple[str, np.ndarray]]
+) -> str:
+    """As `trouble`; texts are compared with those before them in ``recent``, and added to these."""
+    for text, key in zip(texts, keys, strict=True):
+        alike = [said for said, other in list(recent) if other @ key > _EQUAL]
+        if isinstance(embedder, SentenceEmbedder) and embedder.unknown(text) > 0.5:
+            problem = "does not know most of the word pieces of a state"
+        elif any(_words(said) != _words(text) for said in alike):
+            problem = "gives unequal states one key"
+        else:
+            recent.append((text, key))
+            continue
+        return f"memory.embedder={embedder.name} {problem}: {_FIX}"
     return ""
 
 
