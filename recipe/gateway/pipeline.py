@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from empo2.recipe import baselines
-from empo2.recipe.gateway.episodes.episode import DirectChats, Episodes
+from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
 from empo2.recipe.gateway.request import Answer, Next, Request, Stage
 from empo2.recipe.gateway.services import Services
@@ -17,7 +17,7 @@ from empo2.recipe.gateway.stages.access import check_key
 from empo2.recipe.gateway.stages.aside import SideCalls, aside
 from empo2.recipe.gateway.stages.asked import as_asked
 from empo2.recipe.gateway.stages.dialect import Dialects, error_forms
-from empo2.recipe.gateway.stages.direct_calls import direct_calls
+from empo2.recipe.gateway.stages.direct_calls import DirectChats, direct_calls
 from empo2.recipe.gateway.stages.episode_ends import EpisodeEnds
 from empo2.recipe.gateway.stages.form import read_body
 from empo2.recipe.gateway.stages.grammars import grammars

@@ -21,10 +21,9 @@ Kind = Literal["call", "rollouts", "rollout", "events", "attempt events", ""]
 
 SERVED = "served"  # id of the one rollout of all agents that have none (``empo2 serve``)
 
+_CALL = re.compile(r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/(train|val)/openai/v1/(.+)")
 # An agent's address ends with /v1; Anthropic's clients add another one, Azure's the name of a deployment.
-_CALL = re.compile(
-    r"/proxy/rollout/([^/]+)/attempt/([^/]+)/mode/(train|val)/openai/v1/(?:v1/|(?:openai/)?deployments/[^/]+/)?(.+)"
-)
+_ADDED = re.compile(r"\A(?:v1/|(?:openai/)?deployments/[^/]+/)")
 _ROLLOUTS = re.compile(r"/api/rollouts(?:/([^/]+)(?:/attempt/([^/]+)(?=/events))?(/events)?)?")
 _BODY_HEADERS = (b"content-length", b"content-type", b"transfer-encoding")
 
@@ -52,12 +51,17 @@ class Request:
     def of(cls, scope: Scope, receive: Receive) -> Self:
         """Read the path; the body is not read yet."""
         if match := _CALL.fullmatch(scope["path"]):
-            return cls(scope, receive, "call", match[1], match[2], match[3], match[4])
+            return cls(scope, receive).as_call(match[1], match[2], match[3], match[4])
         if match := _ROLLOUTS.fullmatch(scope["path"]):
             rollout_id, attempt_id, events = match[1] or "", match[2] or "", match[3]
             kind = "attempt events" if attempt_id else "events" if events else "rollout" if rollout_id else "rollouts"
             return cls(scope, receive, kind, rollout_id, attempt_id)
         return cls(scope, receive)
+
+    def as_call(self, rollout_id: str, attempt_id: str, mode: str, path: str) -> Self:
+        """Return the request as a call of a rollout's; ``path`` is relative to its address."""
+        address = {"rollout_id": rollout_id, "attempt_id": attempt_id, "mode": mode}
+        return replace(self, kind="call", api=_ADDED.sub("", path), **address)
 
     @property
     def method(self) -> str:

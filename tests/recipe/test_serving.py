@@ -21,8 +21,8 @@ from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ProcessError
 from empo2.recipe.gateway.dialects import dialect
-from empo2.recipe.gateway.episodes import episode
 from empo2.recipe.gateway.request import SERVED
+from empo2.recipe.gateway.stages import direct_calls
 from empo2.recipe.gateway.upstream import unchanged_since
 from empo2.recipe.launcher.serving import vllm_command
 from empo2.recipe.protocol import RolloutTag, Serving
@@ -110,6 +110,9 @@ async def test_every_dialect_is_served(serving: GatewayUnderTest) -> None:
     async with anthropic.AsyncAnthropic(base_url=url, api_key=AGENT_KEY) as claude:
         message = await claude.messages.create(model="mine", max_tokens=8, messages=[{"role": "user", "content": text}])
         assert message.content[0].to_dict()["text"] == "go 0" and shown() == 1
+    azure, body = "/v1/deployments/mine/chat/completions?api-version=2025-01-01", {**ROOMS[0], "max_tokens": 8}
+    answer = await serving.client.post(azure, json=body, headers={"api-key": AGENT_KEY})
+    assert answer.json()["choices"][0]["message"]["content"] == "go 0" and shown() == 1
 
 
 async def test_no_agent_can_use_up_or_end_what_serves_all(quiet: None, empty_stores: None, tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ async def test_no_agent_can_use_up_or_end_what_serves_all(quiet: None, empty_sto
 
 
 async def test_nothing_grows(serving: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episode, "_MOST_CHATS", 2)
+    monkeypatch.setattr(direct_calls, "_MOST_CHATS", 2)
     monkeypatch.setattr(dialect, "_MOST", 1)
     async with client_of(serving) as client:
         for text in ("one", "two", "three"):

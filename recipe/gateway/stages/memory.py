@@ -7,9 +7,10 @@ calls of plain GRPO, whose rollouts have no tag: they are sampled like those of 
 from starlette.responses import Response
 
 from empo2.recipe.gateway.episodes.call import ModelCall, PlainCall, prepare_call, prepare_plain_call
-from empo2.recipe.gateway.episodes.episode import DirectChats, Episodes
+from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.request import SERVED, Answer, Body, Next, Request
 from empo2.recipe.gateway.services import Services
+from empo2.recipe.gateway.stages.direct_calls import DirectChats
 from empo2.recipe.gateway.stages.limits import checked
 
 
