@@ -23,19 +23,15 @@ async def check_key(keys: Keys, metrics: StepMetrics, request: Request, forward:
 
     To an agent's key, answer 403 on a route of the trainer's, and 405 to a call by another method than its own.
     """
-    answer = await _checked(keys, request, forward)
-    if (request.method, request.kind) == ("GET", "rollouts"):
-        metrics.controllers = "refused" if answer.status_code == 401 else "ask"
-    return answer
-
-
-async def _checked(keys: Keys, request: Request, forward: Next) -> Response:
     if request.path == "/healthz":
         return await forward(request)
     presented = _presented(request)
     is_operator = not keys.admin or _holds(presented, keys.admin)
     own = keys.of_rollout(request.rollout_id) if request.rollout_id else ""
-    if not (is_operator or _holds(presented, own) or _holds(presented, keys.agent)):
+    is_known = is_operator or _holds(presented, own) or _holds(presented, keys.agent)
+    if (request.method, request.kind) == ("GET", "rollouts"):
+        metrics.controllers = "ask" if is_known else "refused"
+    if not is_known:
         return refusal(401, "Invalid or missing API key")  # as agent-lightning answers
     if admit := request.scope.get("state", {}).get(ADMIT):
         admit()
