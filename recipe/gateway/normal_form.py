@@ -6,19 +6,39 @@ rows see the normal form alone. What an agent does differently is a rule here, n
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from empo2.recipe.gateway.request import Body
+from starlette.responses import Response
+
+from empo2.recipe.gateway.request import Body, Next, Request
 from empo2.recipe.messages import Message, arguments_of, text_of
 
+LEFT_OUT = "empo2.left_out"  # in the ASGI scope: `header_lines` of the chat, for `empo2 init`
 _MARKS = ("cache_control", "prompt_cache_breakpoint")  # which move to the newest messages with each call
 _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}  # vLLM 0.20 refuses these
 _REPLY = ("role", "name", "content", "reasoning", "tool_calls")  # of an assistant's message, what is rendered
 # What a client writes before the system message in the form of HTTP's headers, such as the price of this call.
 _HEADER_LINES = re.compile(r"\A(?:[ \t]*x-[a-z0-9-]+:[^\n]*(?:\n\s*|\Z))+", re.IGNORECASE)
 _HEADER_NAME = re.compile(r"^[ \t]*(x-[a-z0-9-]+):", re.IGNORECASE | re.MULTILINE)
+
+
+async def normal_form(arguments: Mapping[str, Any], request: Request, forward: Next) -> Response:
+    """Bring a completion into its normal form; stands behind the dialects.
+
+    Args:
+        arguments: of the model's chat template (``model.chat_template_kwargs``), for each chat; what the agent gives
+            itself stays. Tip-free prompts and reflections take the arguments of the chat that they belong to.
+    """
+    form = normal(request.body)
+    if arguments and "messages" in form:
+        form["chat_template_kwargs"] = {**arguments, **(form.get("chat_template_kwargs") or {})}
+    if form != request.body:
+        if isinstance(messages := request.body.get("messages"), list):
+            request.scope[LEFT_OUT] = header_lines(messages)
+        request = request.with_body(form)
+    return await forward(request)
 
 
 def normal(body: Body) -> Body:

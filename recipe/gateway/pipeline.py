@@ -11,19 +11,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from empo2.recipe import baselines
 from empo2.recipe.gateway.episodes.episode import Episodes
 from empo2.recipe.gateway.episodes.reflector import Reflector
+from empo2.recipe.gateway.normal_form import normal_form
 from empo2.recipe.gateway.request import Answer, Next, Request, Stage
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.access import check_key
 from empo2.recipe.gateway.stages.aside import SideCalls, aside
-from empo2.recipe.gateway.stages.asked import as_asked
-from empo2.recipe.gateway.stages.dialect import Dialects, error_forms
+from empo2.recipe.gateway.stages.dialect import Dialects, as_asked, error_forms
 from empo2.recipe.gateway.stages.direct_calls import DirectChats, direct_calls
 from empo2.recipe.gateway.stages.episode_ends import EpisodeEnds
 from empo2.recipe.gateway.stages.form import read_body
 from empo2.recipe.gateway.stages.grammars import grammars
 from empo2.recipe.gateway.stages.limits import AgentLimits, call_limits
 from empo2.recipe.gateway.stages.memory import memory_calls
-from empo2.recipe.gateway.stages.normal_form import normal_form
 from empo2.recipe.gateway.stages.rollouts import events, rollout_ends
 from empo2.recipe.gateway.stages.traced import as_sent, traced
 from empo2.recipe.gateway.stages.untrained import choice_of, untrained_calls

@@ -35,10 +35,10 @@ from empo2.recipe.controller.agent_process import ALONE
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.gateway.app import make_gateway
 from empo2.recipe.gateway.memory import open_memory
+from empo2.recipe.gateway.normal_form import LEFT_OUT
 from empo2.recipe.gateway.pipeline import Pipeline
 from empo2.recipe.gateway.request import Answer, Next, Request
 from empo2.recipe.gateway.server_client import CALL_SECONDS
-from empo2.recipe.gateway.stages.normal_form import LEFT_OUT
 from empo2.recipe.messages import is_beside
 from empo2.recipe.network import direct
 from empo2.recipe.protocol import Keys
