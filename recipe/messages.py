@@ -145,13 +145,13 @@ def shortened(text: str, characters: int) -> str:
 
 def reply_of(body: dict[str, Any]) -> Message | None:
     """Return the assistant message of a chat completion, or a completion's text as one; None if there is neither."""
-    choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    if isinstance(choice.get("message"), dict):
-        return {"role": "assistant", **choice["message"]}
-    if isinstance(choice.get("text"), str):
-        return {"role": "assistant", "content": choice["text"]}
-    return None
+    match body.get("choices"):
+        case [{"message": dict(message)}, *_]:
+            return {"role": "assistant", **message}
+        case [{"text": str(text)}, *_]:
+            return {"role": "assistant", "content": text}
+        case _:
+            return None
 
 
 def spoken(reply: Message) -> str:
