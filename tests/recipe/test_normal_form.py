@@ -136,6 +136,15 @@ def test_thoughts_that_a_client_dropped_are_put_back_by_the_text() -> None:
     assert messages.restored(other) is other
 
 
+def test_a_reply_that_is_said_again_has_the_thoughts_of_its_place() -> None:
+    messages = SampledMessages()
+    thoughts = [{}, {}, {"reasoning": "third"}, {}]
+    for thought in thoughts:
+        messages.add(assistant("go north", **thought))
+    restored = messages.restored({"messages": [user("a"), assistant("go north")] * len(thoughts)})["messages"]
+    assert restored[1::2] == [assistant("go north", **thought) for thought in thoughts]
+
+
 async def test_a_default_that_comes_back_keeps_tips_and_row(gateway: GatewayUnderTest) -> None:
     """Claude Code's Edit: one row, the tip stays where it was, and the model sees what it sampled."""
     await gateway.store_tips([{"messages": [user("a dark room")]}], "Take the lamp first.")

@@ -117,8 +117,8 @@ class SampledMessages:
         if calls := message.get("tool_calls"):
             parsed = all(isinstance(arguments_of(call["function"]), dict) for call in calls)
             self._by_call |= {call["id"]: (form, parsed) for call in calls}
-        elif form not in (same := self._by_text[_text(form)]):
-            same.append(form)
+        else:
+            self._by_text[_text(form)].append(form)
         return form
 
     def restored(self, body: Body) -> Body:
