@@ -183,17 +183,17 @@ def table_of_development(kept: Kept) -> str:
     plan = kept.plan
     scored = plan["stages"]["development"]["scored"]
     files = {(job.like, job.rate): (job, file_of(job, kept.results)) for job in development(plan, plan["arms"], Path())}
-    found = {place: reached_in(job, file, scored) for place, (job, file) in files.items() if file.is_file()}
+    tried = {place: each for place, each in files.items() if place[1] != FROZEN}
+    found = {place: reached_in(job, file, scored) for place, (job, file) in tried.items() if file.is_file()}
     if not found:
         return ""
-    rates = sorted({rate for _, rate in files})
+    rates = sorted({rate for _, rate in tried})
     rows = [
         [values["title"], *(f"{100 * found[arm, rate]:.0f} %" if (arm, rate) in found else "-" for rate in rates)]
         for arm, values in plan["arms"].items()
         if any((arm, rate) in found for rate in rates)
     ]
-    names = ["frozen" if rate == FROZEN else f"{rate:.0e}" for rate in rates]
-    told = markdown(["development: success without notes", *names], rows)
+    told = markdown(["development: success without notes", *(f"{rate:.0e}" for rate in rates)], rows)
     if not plan["forms"]:
         return told
     try:
