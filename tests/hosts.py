@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 NETWORK = "10.77.0.0/24"
-MARK = "EMPO2_TEST_HOST"  # variable of all processes of a host
 # Own mounts, which end with the process: Ray's sockets and files of two hosts would meet.
 _INSIDE = 'mount --bind "$1" /tmp/ray && shift && exec "$@"'
 
@@ -30,15 +29,18 @@ class Host:
     def start(self, log: Path, *words: str, **variables: str) -> psutil.Popen:
         """Start a command with these variables and no others of Ray, EMPO² or the keys."""
         kept = {key: each for key, each in os.environ.items() if not key.startswith(("RAY_", "EMPO2_", "CUDA_"))}
-        environment = {**kept, MARK: self.name, **variables}
         with log.open("ab") as file:
-            return psutil.Popen(self.command(*words), env=environment, stdout=file, stderr=file, cwd=self.folder)
+            return psutil.Popen(
+                self.command(*words), env={**kept, **variables}, stdout=file, stderr=file, cwd=self.folder
+            )
 
     def processes(self) -> list[psutil.Process]:
+        """Those in the host's namespace, however they are called: Ray's agents write over their environment."""
         found = []
-        for process in psutil.process_iter():
+        words = ["ip", "netns", "pids", self.name]
+        for pid in subprocess.run(words, capture_output=True, text=True).stdout.split():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.name and process.status() != psutil.STATUS_ZOMBIE:
+                if (process := psutil.Process(int(pid))).status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 

@@ -51,15 +51,6 @@ class Node(Host):
         assert code == 0, text
         return text
 
-    def processes(self) -> list[psutil.Process]:
-        listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout
-        found = []
-        for each in listed.split():
-            with contextlib.suppress(psutil.Error):
-                if (process := psutil.Process(int(each))).status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
     def titles(self) -> dict[str, psutil.Process]:
         """Return the command lines of its processes."""
         found = {}
