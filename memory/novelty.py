@@ -12,6 +12,7 @@ import numpy as np
 
 from empo2.memory.index import STATES, ColumnTable, cosine_similarities, load, near, unit
 
+ADD_STATE = "INSERT INTO states (scope, state, key, visits) VALUES (?, ?, ?, ?) RETURNING id"
 MAX_VISITS = 2**31 - 1  # of one state; the sum over a scope's states stays far below the 2**63 of SQLite and numpy
 
 
@@ -86,6 +87,5 @@ class VisitedStates:
         index["visits"][row] = total
 
     def _store(self, index: ColumnTable, scope: str, state: str, key: np.ndarray, visits: int) -> None:
-        query = "INSERT INTO states (scope, state, key, visits) VALUES (?, ?, ?, ?) RETURNING id"
-        (state_id,) = self._db.execute(query, (scope, state, key.tobytes(), visits)).fetchone()
+        (state_id,) = self._db.execute(ADD_STATE, (scope, state, key.tobytes(), visits)).fetchone()
         index.append(1, id=state_id, key=key, visits=visits)

@@ -21,7 +21,7 @@ from empo2.memory.browse import embedder_of, episode_steps, plays, stored_tips
 from empo2.memory.embedder import Embedder
 from empo2.memory.file import SCHEMA_VERSION, MemoryFileError, copy_memory, reading
 from empo2.memory.index import unit
-from empo2.memory.novelty import MAX_VISITS
+from empo2.memory.novelty import ADD_STATE, MAX_VISITS
 from empo2.memory.store import MAX_TIP_CHARACTERS, MemoryStore, Step
 
 _BATCH = 64  # texts between two steps of the progress
@@ -210,9 +210,8 @@ def _add_visits(db: sqlite3.Connection, state: StateRecord, known: dict[tuple[st
         query = "UPDATE states SET visits = min(visits + ?, ?) WHERE id = ?"
         db.execute(query, (state["visits"], MAX_VISITS, known[place]))
     else:
-        query = "INSERT INTO states (scope, state, key, visits) VALUES (?, ?, ?, ?) RETURNING id"
         stored = (*place, unit(key, len(key)).tobytes(), state["visits"])
-        (known[place],) = db.execute(query, stored).fetchone()
+        (known[place],) = db.execute(ADD_STATE, stored).fetchone()
 
 
 def _add_play(db: sqlite3.Connection, play: PlayRecord) -> bool:

@@ -56,6 +56,17 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return found
 
 
+def replace_file(file: Path, text: str) -> None:
+    """Replace a file atomically; where that fails, as on a full disk, the folder is as before."""
+    temporary = file.with_name(file.name + ".tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def step_mode(metrics: Mapping[str, Any]) -> str | None:
     """Return the mode of a step's rollouts by its metrics, ``mixed`` where they differ; None for a mere validation."""
     if "empo2/memory_fraction" not in metrics:

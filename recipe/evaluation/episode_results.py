@@ -11,7 +11,7 @@ from typing import Any, Literal
 from empo2.recipe.config import flat
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.failures import FAILED_BY_SYSTEM
-from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, FACTS_FILE, MEMORY_FILE, read_lines
+from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, FACTS_FILE, MEMORY_FILE, read_lines, replace_file
 
 RESULTS_FILE = "results.jsonl"
 # Where and how fast episodes are played decides no result.
@@ -96,7 +96,7 @@ class Results:
             raise ConfigError(f"--output {self.folder}: {said}")
         self._found = {result.key: result for result in read_results(self.folder)}
         if before is None or not self._found:
-            _replace(self.folder / FACTS_FILE, json.dumps(facts, indent=1))
+            replace_file(self.folder / FACTS_FILE, json.dumps(facts, indent=1))
         else:
             _check_equal(self.folder, before, facts)
         self._rewrite()  # drops an incomplete last line, so that the next one starts on a line of its own
@@ -127,14 +127,7 @@ class Results:
         self._rewrite()
 
     def _rewrite(self) -> None:
-        _replace(self._file, "".join(map(_line, self._found.values())))
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write a file as a whole, or leave it as it is where the disk is full."""
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(file)
+        replace_file(self._file, "".join(map(_line, self._found.values())))
 
 
 def kind_of(folder: Path) -> str:

