@@ -17,6 +17,7 @@ import pytest
 
 from empo2.recipe.config import load_settings
 from empo2.recipe.launcher.commands import controller_command
+from empo2.recipe.run_folder import checkpoint_folder
 
 from .hosts import NETWORK, Host, hosts
 from .processes import until
@@ -167,7 +168,7 @@ def test_it_trains_on_both_hosts_and_shows_tips(seen: SimpleNamespace) -> None:
     assert steps[2]["empo2/tips_injected_per_call"] > 0
     for step in steps.values():  # both servers sampled, with the weights that both ranks have trained
         assert step["rollout_corr/log_ppl_abs_diff"] < 0.05
-    actor = seen.run / "checkpoints" / "global_step_2" / "actor"
+    actor = checkpoint_folder(seen.run / "checkpoints", seen.steps) / "actor"
     assert {file.name for file in actor.glob("model_*.pt")} == {f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1)}
 
 
