@@ -215,7 +215,7 @@ def test_agents_of_every_framework_and_world_were_trained_and_reflected_on(run: 
 
 
 def test_evaluation_of_the_checkpoint_equals_the_validation_of_its_step(run: Path, tmp_path: Path) -> None:
-    """At temperature 0, and one episode alone: a batch of another size may round a tie otherwise."""
+    """At temperature 0, one episode alone, and short replies: a batch of another size may round a tie otherwise."""
     rows = json.loads((run / "tasks.json").read_text())["val"]
     panel = {"description": "The run's validation task.", "group": [], "config": {}, "common": {}, "rows": rows}
     (tmp_path / "panel.json").write_text(json.dumps(panel))
