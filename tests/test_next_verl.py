@@ -31,7 +31,4 @@ def test_two_steps_are_trained_with_tips_and_both_updates(tmp_path: Path) -> Non
         assert step["empo2/rollouts_dropped"] == 0
     assert first["actor/grad_norm"] > 0
     assert second["empo2/tips_injected_per_call"] > 0
-    # Of vLLM and trainer; a step has none if the on-policy groups of its first update have nothing to teach.
-    gap = "rollout_corr/log_ppl_abs_diff"
-    gaps = [step[gap] for step in (first, second) if gap in step]
-    assert gaps and max(gaps) < 0.05
+    assert max(step["rollout_corr/log_ppl_abs_diff"] for step in (first, second)) < 0.05  # of vLLM and trainer

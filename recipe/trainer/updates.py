@@ -91,7 +91,8 @@ def planned_batch(
         micro_batch: most rows of a forward pass on one rank; ``meta_info`` gets their number, by the engine's key.
         other_terms: which rows have a KL or an entropy term, [rows], bool; or whether all have. Without one a row whose
             advantages are 0, of a group with equal scores, has no gradient unless it is distilled, and is left out
-            after the weights are known; an update keeps one row.
+            after the weights are known. An update keeps one row, and the first an on-policy one, by which vLLM and the
+            trainer are compared.
         frozen: the learning rate is 0, so every row is left out as if it had no gradient.
     """
     groups, rollouts = (batch.non_tensor_batch[key].tolist() for key in ("data_id_list", "rollout_id_list"))
@@ -106,7 +107,13 @@ def planned_batch(
         for row in rows:
             weights[row] = 1 / (members * rollout_tokens[rollouts[row]])
     learns = ((batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"] | other_terms).tolist()
-    plan = [[row for row in rows if learns[row] and not frozen] or rows[:1] for rows in plan]
+    off_policy = batch.batch["off_policy"].tolist()
+    spare = [min(rows, key=off_policy.__getitem__) for rows in plan]
+    plan = [
+        [row for row in rows if learns[row] and not frozen] or [least] for rows, least in zip(plan, spare, strict=True)
+    ]
+    if all(off_policy[row] for row in plan[0]) and not off_policy[spare[0]]:
+        plan[0].append(spare[0])
     order, rows_of_pass = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
     planned = with_fillers(batch, order)
     planned.meta_info["micro_batch_size_per_gpu"] = rows_of_pass

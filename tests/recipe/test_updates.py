@@ -61,7 +61,7 @@ def batch_of(rollouts: list[Rollout]) -> DataProto:
     for number, score in enumerate(rollout.score for rollout in rollouts for _ in rollout.rows):
         rewards[number, len(rows[number].new) - 1] = score
     names = np.array([str(i) for i, rollout in enumerate(rollouts) for _ in rollout.rows])
-    groups = np.array([rollout.group for rollout in rollouts for _ in rollout.rows])
+    groups = np.array(group_of(rollouts))
     tensors = tensors_of(rows, PROMPT, RESPONSE) | {"token_level_rewards": rewards, "row": torch.arange(len(rows))}
     batch = DataProto(
         batch=TensorDict(tensors, batch_size=len(rows)),
@@ -72,6 +72,10 @@ def batch_of(rollouts: list[Rollout]) -> DataProto:
         batch, adv_estimator="grpo", gamma=1.0, lam=1.0, num_repeat=1, norm_adv_by_std_in_grpo=True
     )
     return batch
+
+
+def group_of(rollouts: list[Rollout]) -> list[str]:
+    return [rollout.group for rollout in rollouts for _ in rollout.rows]
 
 
 @dataclass
@@ -214,6 +218,24 @@ def test_rows_without_gradient_cost_no_pass_and_still_count(ranks: int, micro: i
     flat_rollouts = [replace(rollout, score=0.5) for rollout in rollouts]
     done = worker_updates(batch_of(flat_rollouts), flat, ranks, micro, updates=2, other_terms=False)
     assert [len(update.rows) for update in done] == [1, 1]  # an update keeps one row
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_first_update_keeps_an_on_policy_row_to_compare_vllm_with_the_trainer(frozen: bool) -> None:
+    """Near the end all groups with tips succeed alike, and only off-policy ones have a gradient."""
+    rollouts = rollouts_of(seed=4, groups=6, split=True)
+    off = {"g0", "g3"}
+    for rollout in rollouts:
+        rollout.score = rollout.score if rollout.group in off else 0.5
+        for row in rollout.rows:
+            row.off_policy = rollout.group in off
+    of_off, of_on = (
+        [i for i, of in enumerate(group_of(rollouts)) if (of in off) == chosen] for chosen in (True, False)
+    )
+    planned, _ = planned_batch(batch_of(rollouts), updates=1, ranks=1, micro_batch=1, other_terms=False, frozen=frozen)
+    rows = sorted(planned.batch["row"].tolist())
+    assert set(rows) - set(of_on) == (set() if frozen else set(of_off))
+    assert len(set(rows) & set(of_on)) == 1 and len(rows) == len(set(rows))
 
 
 def test_distilled_rows_are_kept_though_their_advantages_are_zero() -> None:
