@@ -23,7 +23,7 @@ def rollout_id() -> str:
 def report(score: float) -> None:
     event = {"event_type": "reward", "data": {"value": score}}
     headers = {"Authorization": f"Bearer {os.environ['AGL_KEY']}"}
-    httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers).raise_for_status()
+    httpx.post(os.environ["AGL_EVENT_URL"], json=event, headers=headers, timeout=60).raise_for_status()
 
 
 class AnyAgent:

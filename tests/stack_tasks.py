@@ -75,9 +75,12 @@ def of_published(agent: Published) -> Task:
     return _task("questions", agent.name, COMMAND, {"AGENT_COMMAND": agent.line, **values})
 
 
-def for_validation(steps: int) -> Task:
-    """A longer episode of ScienceWorld, whose few tokens seldom meet a tie, which bfloat16 may round either way."""
-    return _episode("scienceworld", "openai", OPENAI, _scienceworld(max_steps=steps), max_tokens=2)
+def for_validation(tasks: int, steps: int) -> list[Task]:
+    """Longer episodes of ScienceWorld."""
+    rows, _ = scienceworld.load(
+        "find-animal", train_variations=tasks, test_variations=1, **{**FORM, "max_steps": steps}
+    )
+    return [_episode("scienceworld", "openai", OPENAI, scienceworld.Episode(**row), max_tokens=2) for row in rows]
 
 
 def _scienceworld(**changes: Any) -> scienceworld.Episode:

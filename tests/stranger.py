@@ -1,5 +1,7 @@
 """Connect to ports as whoever has no key, and print what answers: one JSON object of ``HOST:PORT`` and the answer.
 
+What gives neither ``refused`` nor ``401`` is asked once more: a process of Ray's may have ended meanwhile.
+
 ``refused``: nobody takes the connection. ``401``: the key is asked for, of remote calls by every method that the server
 has. ``silent``: no byte within seconds. ``closed``: the connection is closed without one. Else what was answered.
 """
@@ -61,6 +63,11 @@ def methods() -> list[str]:
 
 
 def answer(address: str) -> str:
+    said = _ask(address)
+    return said if said in ("401", "refused") else _ask(address)
+
+
+def _ask(address: str) -> str:
     host, _, port = address.rpartition(":")
     said = http(host, int(port))
     return said if said in ("401", "refused") else remote_calls(host, int(port)) or said

@@ -5,6 +5,7 @@ import json
 import math
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ STEPS = 3
 TASKS_PER_STEP, ROLLOUTS_PER_TASK = 6, 2
 ROLLOUTS = TASKS_PER_STEP * ROLLOUTS_PER_TASK
 SEED = 36
-VALIDATION_STEPS = 6
+VALIDATION_TASKS, VALIDATION_STEPS = 6, 4
 METRICS = {
     *("training/return", "training/intrinsic_return", "actor/entropy", "actor/pg_loss", "actor/grad_norm"),
     *("empo2/memory_fraction", "empo2/off_policy_fraction", "empo2/off_policy_rows", "empo2/masked_token_fraction"),
@@ -56,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A step each. The quiz of the first one, which shows no tips, leaves tips for the published agents.
     tasks = [*of_worlds(), *of_frameworks(), *map(of_published, trained_agents()), with_tips()]
     assert len(tasks) == STEPS * TASKS_PER_STEP
-    for name, rows in (("tasks", tasks), ("validation", [for_validation(VALIDATION_STEPS)])):
+    for name, rows in (("tasks", tasks), ("validation", for_validation(VALIDATION_TASKS, VALIDATION_STEPS))):
         (directory / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     generation = {"max_new_tokens": REPLY_TOKENS, "top_k": -1, "top_p": 1.0, "repetition_penalty": 1.0}
     vllm = f"{{vllm: {{override_generation_config: {json.dumps(json.dumps(generation))}}}}}"
@@ -173,7 +174,7 @@ def test_metrics_are_complete_and_finite(run: Path) -> None:
         assert -100 <= line["training/return"] <= 100
     assert -100 <= lines[-1]["val/return"] <= 100
     assert 0 <= lines[-1]["val/success_rate"] <= 1
-    assert lines[-1]["val/n_rollouts"] == 1
+    assert lines[-1]["val/n_rollouts"] == VALIDATION_TASKS
 
 
 def test_trainer_and_vllm_hold_the_same_weights_at_every_step(run: Path) -> None:
@@ -197,7 +198,9 @@ def test_memory_was_filled_and_shown_and_is_part_of_the_checkpoint(run: Path) ->
     for folder in (run, run / "checkpoints" / f"global_step_{STEPS}"):
         texts = column_of(folder, "SELECT text FROM tips")
         assert len(texts) == sum(written)
-    worlds = {task["world"] for task in training_tasks(run)}
+    tips = tips_of(run)
+    reflected = {kind for rollout, kind in played(run) if rollout in tips}
+    worlds = {task["world"] for task in training_tasks(run) if task["kind"] in reflected}
     assert {*column_of(run, "SELECT scope FROM tips")} == {json.dumps({"world": world}) for world in worlds}
     assert not any("<|im_" in text or "\n" in text for text in texts)
 
@@ -209,26 +212,35 @@ def test_agents_of_every_framework_and_world_were_trained_and_reflected_on(run: 
     """
     tips, helped = tips_of(run), {*column_of(run, "SELECT episode FROM plays WHERE hits > 0")}
     reflected = [kind for rollout, kind in played(run) if rollout in tips]
-    assert {*reflected} == {task["kind"] for task in training_tasks(run)}
+    missing = {task["kind"] for task in training_tasks(run)} - {*reflected}
+    refused = sum(line["empo2/tips_refused"] for line in metrics_of(run))  # for what the model happens to say
+    assert len(missing) <= refused // ROLLOUTS_PER_TASK, missing
     assert all(reflected.count(kind) <= ROLLOUTS_PER_TASK for kind in reflected)
     assert {agent.name for agent in trained_agents()} <= {kind for rollout, kind in played(run) if rollout in helped}
 
 
 def test_evaluation_of_the_checkpoint_equals_the_validation_of_its_step(run: Path, tmp_path: Path) -> None:
-    """At temperature 0, one episode alone, and short replies: a batch of another size may round a tie otherwise."""
+    """At temperature 0, and in most episodes: a batch of another size may round a tie between two tokens otherwise."""
     rows = json.loads((run / "tasks.json").read_text())["val"]
-    panel = {"description": "The run's validation task.", "group": [], "config": {}, "common": {}, "rows": rows}
+    panel = {"description": "The run's validation tasks.", "group": [], "config": {}, "common": {}, "rows": rows}
     (tmp_path / "panel.json").write_text(json.dumps(panel))
     empo2(tmp_path, "eval", str(run), "--panel", "panel.json", "--samples", "1", "--output", "out")
-    (result,) = read_results(tmp_path / "out")
+    results = read_results(tmp_path / "out")
+    assert not any(each.failed for each in results)
+    evaluated = Counter(
+        (each.calls, each.prompt_tokens, each.reply_tokens, round(each.return_ or 0, 3)) for each in results
+    )
     log = run / "rollouts"
-    (validated,) = [each for each in read_rollouts(log, step=STEPS) if each.phase == "validation"]
-    calls = read_calls(log, validated.id)
-    assert result.calls == len(calls) == VALIDATION_STEPS
-    assert result.prompt_tokens == sum(call["prompt_tokens"] for call in calls)
-    assert result.reply_tokens == sum(len(call["response_ids"]) for call in calls)
-    assert result.failed is None and result.return_ == pytest.approx(validated.return_)
-    assert result.return_ == pytest.approx(metrics_of(run)[-1]["val/return"])
+    rollouts = [each for each in read_rollouts(log, step=STEPS) if each.phase == "validation"]
+    validated: Counter[Any] = Counter()
+    for rollout in rollouts:
+        calls = read_calls(log, rollout.id)
+        prompt_tokens, replies = sum(call["prompt_tokens"] for call in calls), [call["response_ids"] for call in calls]
+        validated[len(calls), prompt_tokens, sum(map(len, replies)), round(rollout.return_ or 0, 3)] += 1
+    assert evaluated.total() == validated.total() == VALIDATION_TASKS
+    assert (evaluated & validated).total() > VALIDATION_TASKS / 2, (evaluated, validated)
+    returns = [each.return_ or 0.0 for each in rollouts]
+    assert metrics_of(run)[-1]["val/return"] == pytest.approx(sum(returns) / VALIDATION_TASKS)
 
 
 def test_a_killed_run_went_on_with_weights_and_memory_of_one_step(run: Path) -> None:
@@ -253,7 +265,7 @@ def test_all_rollouts_are_kept_with_what_was_trained_and_masked(run: Path) -> No
     names = ["000001-training-01", "000002-training-01", "000003-training-01", "000003-validation-01"]
     assert [file.stem for file in files] == names
     steps = [pq.read_table(file).to_pylist() for file in files]
-    assert [len({row["rollout"] for row in rows}) for rows in steps] == [ROLLOUTS] * STEPS + [1]
+    assert [len({row["rollout"] for row in rows}) for rows in steps] == [ROLLOUTS] * STEPS + [VALIDATION_TASKS]
     for rows, metrics in zip(steps, metrics_of(run), strict=False):
         assert {row["advantage"] is None for row in rows} == {False}
         known = [row for row in rows if row["masked"] is not None]

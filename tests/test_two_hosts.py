@@ -105,8 +105,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
             c.start(folder / "stranger", *stranger, RAY_AUTH_MODE="token", HOME=str(folder / "nowhere")).wait()
             seen.keyless_join = (folder / "stranger").read_text()
             seen.token_holders = {_title(each) for each in a.processes() if _holds_token(each)}
+            _until_step(seen.run, len(metrics_of(seen.run)) + 1, launcher, folder)
             seen.steps_at_death = len(metrics_of(seen.run))
-            b.die()  # in the midst of a step
+            b.die()  # in the midst of a step, far from its checkpoint
             died = time.monotonic()
             seen.code = launcher.wait(timeout=300)
             seen.seconds = time.monotonic() - died

@@ -151,7 +151,7 @@ def test_what_the_command_leaves_behind_is_ended(run, server, tmp_path, ending):
 def test_at_the_time_limit_the_whole_tree_is_ended(play, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    trace = play(LEAVE_A_CHILD + SAY + "time.sleep(1000)", limit=30, PID=str(tmp_path / "pid"), TMPDIR=str(scratch))
+    trace = play(LEAVE_A_CHILD + SAY + "time.sleep(1000)", limit=60, PID=str(tmp_path / "pid"), TMPDIR=str(scratch))
     assert trace.exit_code is None
     assert len(trace.calls) == 1
     with suppress(psutil.NoSuchProcess):

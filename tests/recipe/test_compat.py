@@ -1,6 +1,7 @@
 """The upstream traps that ``compat`` steps around are still there; each test fails when one is mended."""
 
 import ast
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -281,14 +282,21 @@ def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ray_environment.device() == device
 
 
+def _port_of_nobody() -> int:
+    """Below the ports that Linux gives, of which other tests' servers take many before this one is used."""
+    for port in range(20_000, 32_000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("all ports are taken")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="only without a GPU")
 def test_what_our_module_changes() -> None:
     upstream = asked()
     assert not upstream["ours"] and upstream["engine"] != "TrainedLogitsEngine"
     assert (upstream["resource"], upstream["device"], upstream["backend"]) == ("NPU", "cpu", "nccl")
     assert (upstream["rows"], {*upstream["missing"]}) == ("flash_attn", {*ACCELERATOR_NAMES})
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{_port_of_nobody()}"
     ours = asked(**OURS, DIST_INIT_METHOD=address, GLOO_SOCKET_IFNAME="lo")
     assert (ours["resource"], ours["engine"], ours["rows"]) == ("GPU", "TrainedLogitsEngine", [2.0, 0.0])
     assert (ours["group"], ours["listens"], ours["missing"]) == ("cpu:gloo", ["127.0.0.1"], [])

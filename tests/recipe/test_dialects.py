@@ -626,7 +626,7 @@ async def test_an_error_of_the_model_server_that_is_a_text_reaches_the_agent_as_
 async def test_a_stream_is_kept_alive_while_the_model_generates(
     gateway: GatewayUnderTest, path: str, failing: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("empo2.recipe.gateway.stages.dialect._KEEP_ALIVE_SECONDS", 0.1)
+    monkeypatch.setattr("empo2.recipe.gateway.stages.dialect._KEEP_ALIVE_SECONDS", 0.02)
     gateway.model.reply, gateway.model.delay = lambda body: "wait", lambda path, body: path != "/tokenize"
     gateway.model.context = 3 if failing else 8192
     rollout = await gateway.create("memory", "off-policy")

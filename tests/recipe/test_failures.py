@@ -182,17 +182,17 @@ TRACEBACK = "Traceback (most recent call last):\n"
 )
 def test_an_error_is_looked_for_in_linear_time(output: str) -> None:
     """A disk that fills up cuts a traceback, and an agent prints what it likes: 14 frames took 40 s once."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     first_error(output)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 @pytest.mark.parametrize("unit", ['  File "', "at a (", "Error: ", "a.", "Uncaught ", "    at file://:", " "])
 def test_what_a_command_wrote_is_read_in_linear_time(unit: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     error_of(CommandFailed("it ended with exit code 1", unit * 20_000), own=__file__)
     error_of(CommandFailed("it ended with exit code 1", f"{unit}\n" * 20_000), own=__file__)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_a_traceback_that_is_cut_says_no_error() -> None:

@@ -233,7 +233,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_headers_that_never_end_are_not_waited_for() -> None:
-    with served(1000, 0.5) as port, ExitStack() as open_:
+    with served(1000, 2) as port, ExitStack() as open_:
         known = open_.enter_context(connected(port, "GET /in HTTP/1.1", "Host: a", ""))
         assert b"200 OK" in known.recv(65_536)
         silent = open_.enter_context(connected(port))
@@ -243,7 +243,7 @@ def test_headers_that_never_end_are_not_waited_for() -> None:
         again.sendall(b"GET / HTTP/1.1\r\nHost")  # the next request on a connection, too
         begin = time.monotonic()
         assert is_closed(silent) and is_closed(half) and is_closed(again)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 10
         known.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         assert b"seen" in known.recv(65_536)
 

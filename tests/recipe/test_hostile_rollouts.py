@@ -251,6 +251,6 @@ def test_a_gateway_that_ends_while_it_writes_tips_leaves_nothing_half_read(
 def test_reading_takes_no_longer_than_before() -> None:
     """30 turns of 8,000 tokens in all, as an episode of the paper's: some milliseconds."""
     chat = [request(range(1, 250 * turn), range(500, 750)) for turn in range(1, 31)]
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert len(calls_of(chat, VOCABULARY * 10)) == 30
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1

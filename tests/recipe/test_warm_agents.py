@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import hmac
 import multiprocessing
 import os
@@ -105,9 +106,11 @@ async def test_agents_that_have_ended_hold_no_descriptors(warm) -> None:
     """`LocalReconciler` keeps every agent that it has started."""
     agents = warm()
     await agents.play("write")
+    gc.collect()  # it would close those of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     kept = [await agents.start("write") for _ in range(4)]
     assert [await agent.wait() for agent in kept] == [0] * 4
+    gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
