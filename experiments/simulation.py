@@ -115,7 +115,8 @@ class Arm:
 
 NO_NOVELTY = {"intrinsic_coefficient": 0.0}
 PLAIN = {"intrinsic_coefficient": 0.01, "intrinsic_advantage": "plain"}
-BASE = Arm({"success_return": 1.0, "tasks_per_step": 4, "rollouts_per_task": 8, "updates_per_step": 2})
+STEP = {"tasks_per_step": 4, "rollouts_per_task": 8, "updates_per_step": 2, "update_epochs": 1}
+BASE = Arm({"success_return": 1.0, **STEP})
 GRPO = BASE.changed({"memory_probability": 0.0, **NO_NOVELTY})
 PAPER = BASE.changed({"memory_probability": 0.25, "off_policy_probability": 0.6667})
 INTERNALISE = BASE.changed({"form": "internalise", "off_policy_probability": 0.6667})
@@ -387,7 +388,7 @@ class Trainer:
         for rows in of_seed:
             for part, chosen in zip(parts, plan_updates(groups[rows].tolist(), len(parts)), strict=True):
                 part += [rows[place] for place in chosen]
-        for part in parts:
+        for part in parts * algorithm.update_epochs:
             one = batch.select_idxs(part)
             one.batch["advantages"] = one.batch["advantage"].unsqueeze(-1) * one.batch["response_mask"]
             planned, _ = planned_batch(one, updates=1, ranks=1, micro_batch=1, other_terms=one.batch["held"])

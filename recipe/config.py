@@ -146,6 +146,7 @@ class Algorithm(_Section):
     tasks_per_step: Positive
     rollouts_per_task: Annotated[int, Field(ge=2)]
     updates_per_step: Positive
+    update_epochs: Positive
     learning_rate: Annotated[float, Field(ge=0)]
     clip_low: Annotated[float, Field(ge=0, le=1)]
     clip_high: Annotated[float, Field(ge=0)]

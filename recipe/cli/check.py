@@ -133,7 +133,7 @@ def _show_step(settings: Settings, shape: Shape, card: Card) -> None:
     print(f"  assumed     {episodes}, {estimate.REPLY} tokens a reply, {prompts}")
     print(f"  tokens      {step.read:,} read and trained, {step.sampled:,} sampled")
     print(f"  generation  {step.generation:.0f} s")
-    updates = algorithm.updates_per_step * estimate.epochs(settings)
+    updates = algorithm.updates_per_step * algorithm.update_epochs
     print(f"  update      {step.update:.0f} s, {updates} optimizer steps")
     if even is not None and even.update < step.update:
         wait = f"of it {step.update - even.update:.0f} s wait for the longest row"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from empo2.recipe.config import Settings, flat
+from empo2.recipe.config import Settings
 
 GIB = 2**30
 USABLE = 0.95  # of a card; the rest is lost to fragments of the allocator
@@ -272,11 +272,6 @@ class Step:
     update: float
 
 
-def epochs(settings: Settings) -> int:
-    """Return how many times a step's rows are trained."""
-    return dict(flat(settings.verl)).get("actor_rollout_ref.actor.ppo_epochs", 1)
-
-
 def step_time(settings: Settings, shape: Shape, card: Card) -> Step | None:
     """Return a step's time with episodes of `TURNS` turns; None for a card of unknown speed.
 
@@ -295,7 +290,7 @@ def step_time(settings: Settings, shape: Shape, card: Card) -> Step | None:
     useful = UTILIZATION * card.flops * gpus
     reading = 2 * shape.parameters * episodes * row / useful
     imbalance = IMBALANCE if episodes <= algorithm.updates_per_step * gpus else 1.0
-    flops = epochs(settings) * (6 if settings.model.lora_rank else 8) * shape.parameters * episodes * row
+    flops = algorithm.update_epochs * (6 if settings.model.lora_rank else 8) * shape.parameters * episodes * row
     flops += 2 * shape.parameters * episodes * row * (algorithm.kl_coefficient > 0)
     return Step(
         read=episodes * row,

@@ -23,6 +23,7 @@ _OBJECTIVE = {
     "clip_low": "clip_ratio_low",
     "clip_high": "clip_ratio_high",
     "kl_coefficient": "kl_loss_coef",
+    "update_epochs": "ppo_epochs",
 }
 
 

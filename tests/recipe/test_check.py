@@ -181,7 +181,7 @@ def test_a_step_by_roofline() -> None:
     assert step.update == pytest.approx(8 * P * 128 * 2033 / useful * 1.5)  # one row a rank
     decode = (30 * 32 + 160) * (2 * P + 32 * 2033 * 57_344) / 2 / 3.35e12  # 32 episodes on each of 4 vLLMs
     assert step.generation == pytest.approx(decode + 2 * P * 128 * 2033 / useful)
-    thrice = load_settings("gpu", ["verl.actor_rollout_ref.actor.ppo_epochs=3", "algorithm.kl_coefficient=0.01"])
+    thrice = load_settings("gpu", ["algorithm.update_epochs=3", "algorithm.kl_coefficient=0.01"])
     step = estimate.step_time(thrice, SEVEN, CARDS["h100-80"])
     assert step is not None
     assert step.update == pytest.approx((3 * 8 + 2) * P * 128 * 2033 / useful * 1.5)  # the reference passes once

@@ -60,6 +60,7 @@ def test_layers_in_their_order(tmp_path: Path) -> None:
 def test_a_form_is_laid_over_the_profile_and_under_what_the_user_says(tmp_path: Path) -> None:
     file, one = tmp_path / "mine.yaml", "algorithm.form=internalise"
     keys = ("form", "baseline", "memory_probability", "off_policy_loss", "kl_coefficient", "kl_rows")
+    assert [composed("gpu", *given).actor_rollout_ref.actor.ppo_epochs for given in ([], [one])] == [1, 3]
     intrinsic = [load_settings("gpu", given).algorithm.intrinsic_advantage for given in ([], [one])]
     assert intrinsic == ["normalized", "plain"]
 

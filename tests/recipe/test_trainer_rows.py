@@ -413,6 +413,13 @@ def test_a_step_trains_all_rows_in_planned_updates() -> None:
     assert not {"rollout_corr/log_ppl_abs_diff", "empo2/with_tips/clipped"} & metrics.keys()
 
 
+def test_a_steps_rows_are_trained_once_an_epoch() -> None:
+    trainer = StepUnderTest(played(in_groups(16)))
+    trainer.config.actor_rollout_ref.actor.ppo_epochs = 3  # as algorithm.update_epochs says
+    metrics, _ = trainer.step()
+    assert (tensordict_utils.get(trainer.trained, "epochs"), metrics["empo2/updates"]) == (3, 6)
+
+
 def test_old_and_reference_log_probs() -> None:
     """Off-policy: as vLLM sampled, with tips (the paper's tables); or the tip-free policy's own (its Algorithm 1).
 
