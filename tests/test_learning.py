@@ -391,12 +391,12 @@ def test_the_report_of_deep_houses(tmp_path: Path):
     assert "from GRPO; by +50 points from frozen start, fine-tuned on its successes; by +75 points from" in text
     assert "In the last trial, against the warm start: GRPO +50 points (+50 to +50)." in text
     cells = "100 % (100 to 100) | 100 % (100 to 100) | 50 % (50 to 50), 1 of 3 seeds | 6 of 6 |"
-    assert f"| EMPO² (internalise) | 3 | {cells} 75 % of 24 | 1 (3 of 3) | 2 |" in text
+    assert f"| EMPO² (internalise, one epoch) | 3 | {cells} 75 % of 24 | 1 (3 of 3) | 2 |" in text
     assert "| GRPO | 3 | - | 0 % (0 to 0) | - | 0 of 6 | - | never | 2 |" in text
     # Fine-tuning took 2.5 minutes more than the two of its episodes, a mean over the seeds that counted them.
     assert "| frozen start, fine-tuned on its successes | 3 | - | 50 % (17 to 83) | - | 3 of 6 | - | - | 4 |" in text
     assert (tmp_path / deep.PICTURE).read_bytes().startswith(b"\x89PNG")
-    curves = deep.finding(deep.Kept(plan, tmp_path))["EMPO² (internalise)"]  # of four houses a seed
+    curves = deep.finding(deep.Kept(plan, tmp_path))["EMPO² (internalise, one epoch)"]  # of four houses a seed
     assert [curves[0][1][n] for n in (0, 2, 3, 95, 96)] == [0, 0, 0.25, 0.25, 0.5]
 
 
