@@ -16,8 +16,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)  # a handler is not inherited
 
-# Two workers on two cores: any example may have to wait, and be drawn slowly.
-hypothesis.settings.register_profile("default", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# Two workers on two cores: any example may have to wait, and be drawn slowly. The same ones each time: what fails is
+# what was changed.
+hypothesis.settings.register_profile(
+    "default", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("default")
 
 HERE = Path(__file__).parent
