@@ -42,7 +42,7 @@ def of_worlds() -> list[Task]:
     quiz = {"AGENT_COMMAND": line, "AGENT_REWARD": "stdout", "QUESTION": "What is 1 + 1?", "ANSWER": "2"}
     agents = "empo2.agents"
     return [
-        _episode("scienceworld", "openai", OPENAI, _scienceworld()),
+        _episode("scienceworld", "openai", OPENAI, *_scienceworld()),
         _episode(
             "textworld-express",
             "openai",
@@ -58,8 +58,8 @@ def of_worlds() -> list[Task]:
 
 def of_frameworks() -> list[Task]:
     """ScienceWorld, played in each framework, and with free text."""
-    played = [_episode("scienceworld", name, agent, _scienceworld()) for name, agent in FRAMEWORKS.items()]
-    return [*played, _episode("scienceworld", "free text", OPENAI, _scienceworld(actions="free-text"))]
+    played = [_episode("scienceworld", name, agent, *_scienceworld()) for name, agent in FRAMEWORKS.items()]
+    return [*played, _episode("scienceworld", "free text", OPENAI, *_scienceworld(actions="free-text"))]
 
 
 def with_tips() -> Task:
@@ -77,15 +77,13 @@ def of_published(agent: Published) -> Task:
 
 def for_validation(tasks: int, steps: int) -> list[Task]:
     """Longer episodes of ScienceWorld."""
-    rows, _ = scienceworld.load(
-        "find-animal", train_variations=tasks, test_variations=1, **{**FORM, "max_steps": steps}
-    )
-    return [_episode("scienceworld", "openai", OPENAI, scienceworld.Episode(**row), max_tokens=2) for row in rows]
+    episodes = _scienceworld(tasks, max_steps=steps)
+    return [_episode("scienceworld", "openai", OPENAI, episode, max_tokens=2) for episode in episodes]
 
 
-def _scienceworld(**changes: Any) -> scienceworld.Episode:
-    (row,), _ = scienceworld.load("find-animal", train_variations=1, test_variations=1, **{**FORM, **changes})
-    return scienceworld.Episode(**row)
+def _scienceworld(episodes: int = 1, **changes: Any) -> list[scienceworld.Episode]:
+    rows, _ = scienceworld.load("find-animal", train_variations=episodes, test_variations=1, **{**FORM, **changes})
+    return [scienceworld.Episode(**row) for row in rows]
 
 
 def _episode(world: str, framework: str, agent: str, episode: TextEpisode, max_tokens: int = 8) -> Task:

@@ -226,12 +226,13 @@ def test_evaluation_of_the_checkpoint_equals_the_validation_of_its_step(run: Pat
     (tmp_path / "panel.json").write_text(json.dumps(panel))
     empo2(tmp_path, "eval", str(run), "--panel", "panel.json", "--samples", "1", "--output", "out")
     results = read_results(tmp_path / "out")
-    assert not any(each.failed for each in results)
+    assert not any(each.failed or each.return_ is None for each in results)
     evaluated = Counter(
         (each.calls, each.prompt_tokens, each.reply_tokens, round(each.return_ or 0, 3)) for each in results
     )
     log = run / "rollouts"
     rollouts = [each for each in read_rollouts(log, step=STEPS) if each.phase == "validation"]
+    assert not any(each.return_ is None for each in rollouts)
     validated: Counter[Any] = Counter()
     for rollout in rollouts:
         calls = read_calls(log, rollout.id)

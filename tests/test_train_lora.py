@@ -57,7 +57,7 @@ def test_a_lora_is_trained_and_vllm_samples_with_it(lora: tuple[Path, str, str])
     assert first["actor/kl_loss"] == pytest.approx(0, abs=1e-6)  # a LoRA begins as nothing
     assert first["actor/grad_norm"] > 0
     for metrics in (second, third):  # the third goes on from the checkpoint
-        assert metrics["actor/kl_loss"] > 0.01  # between the policy and the base model, on the policy's replies
+        assert metrics["actor/kl_loss"] > 0.05  # between the policy and the base model, on the policy's replies
         assert metrics["rollout_corr/log_ppl_abs_diff"] < 0.05  # between the policy and vLLM
 
 

@@ -106,14 +106,10 @@ def planned_batch(
         members = len({rollouts[row] for row in rows})
         for row in rows:
             weights[row] = 1 / (members * rollout_tokens[rollouts[row]])
-    learns = ((batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"] | other_terms).tolist()
-    off_policy = batch.batch["off_policy"].tolist()
-    spare = [min(rows, key=off_policy.__getitem__) for rows in plan]
-    plan = [
-        [row for row in rows if learns[row] and not frozen] or [least] for rows, least in zip(plan, spare, strict=True)
-    ]
-    if all(off_policy[row] for row in plan[0]) and not off_policy[spare[0]]:
-        plan[0].append(spare[0])
+    learns = (batch.batch["advantages"] != 0).any(-1) | batch.batch["distilled"] | other_terms
+    keeps, off_policy = (learns & (not frozen)).tolist(), batch.batch["off_policy"].tolist()
+    keeps[min(plan[0], key=lambda row: (off_policy[row], not keeps[row]))] = True  # it is one that learns, if any does
+    plan = [[row for row in rows if keeps[row]] or rows[:1] for rows in plan]
     order, rows_of_pass = lay_out(plan, batch.batch["attention_mask"].sum(-1).tolist(), ranks, micro_batch)
     planned = with_fillers(batch, order)
     planned.meta_info["micro_batch_size_per_gpu"] = rows_of_pass

@@ -136,6 +136,7 @@ def check_options(settings: Settings, config: DictConfig, *strategies: str) -> N
         ("algorithm.adv_estimator", "grpo", "EMPO² makes the advantages: algorithm.baseline"),
         ("algorithm.enable_rollout_level_advantage", True, "EMPO² makes the advantages: algorithm.baseline"),
         ("algorithm.norm_adv_by_std_in_grpo", algorithm.normalize_by_std, "as algorithm.normalize_by_std"),
+        (f"{actor}.ppo_epochs", algorithm.update_epochs, "as algorithm.update_epochs"),
         (f"{actor}.policy_loss.loss_mode", "per_rollout_mean", "EMPO² has its own loss"),
         ("algorithm.use_kl_in_reward", False, "the KL is a term of the loss: algorithm.kl_coefficient"),
         ("critic.enable", False, "EMPO² has no critic"),

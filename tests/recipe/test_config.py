@@ -208,6 +208,7 @@ SIZE = "verl.agentlightning.async_rollout.async_train_batch_size"
         ("gpu", [DISTILLATION, "verl.actor_rollout_ref.model.use_fused_kernels=true"], "use_fused_kernels=True"),
         ("gpu", ["verl.algorithm.use_kl_in_reward=true"], r"use_kl_in_reward=True: must be False: .*kl_coefficient"),
         ("gpu", ["verl.critic.enable=true"], r"critic.enable=True: must be False"),
+        ("gpu", [f"{ACTOR}.ppo_epochs=3"], "ppo_epochs=3: must be 1: as algorithm.update_epochs"),
         ("gpu", ["verl.agentlightning.max_ppo_update_times=3"], r"max_ppo_update_times=3: .*updates_per_step"),
         ("gpu", ["verl.agentlightning.trace_aggregator.level=transition"], r"level='transition': must be 'trajectory'"),
         ("cpu", ["verl.no_such_section.x=1"], r"^verl\.no_such_section\.x=1: "),
