@@ -86,7 +86,7 @@ def _scienceworld(episodes: int = 1, **changes: Any) -> list[scienceworld.Episod
     return [scienceworld.Episode(**row) for row in rows]
 
 
-def _episode(world: str, framework: str, agent: str, episode: TextEpisode, max_tokens: int = 8) -> Task:
+def _episode(world: str, framework: str, agent: str, episode: TextEpisode, *, max_tokens: int = 8) -> Task:
     variables = {
         f"{episode.variables}_{field.name.upper()}": str(getattr(episode, field.name)) for field in fields(episode)
     }
