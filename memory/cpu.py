@@ -11,6 +11,10 @@ _BFLOAT16 = ({"amx_bf16"}, {"bf16"}, {"AuthenticAMD", "avx512_bf16"})
 # computes half a block anew, a third of a rollout's time in worlds such as agents/houses.
 CACHE_BLOCK = 32
 
+# vLLM's "uni" executor, named by its class: on a CPU vLLM turns "uni" itself into "mp", one more process, which imports
+# vLLM for 20 s and holds a gigabyte, and for which the engine waits in a loop that takes a third of a core.
+EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+
 
 def fast_dtype() -> Literal["bfloat16", "float32"]:
     """Return "bfloat16" if this CPU multiplies matrices in less time with it than with float32, else "float32".

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from empo2.memory.cpu import fast_dtype
+from empo2.memory.cpu import EXECUTOR, fast_dtype
 from empo2.recipe.files.models import resolve_model
 from empo2.recipe.launcher.launch import bind
 
@@ -57,7 +57,7 @@ def script_overrides(url: str, model: str, folder: Path) -> list[str]:
         "actor_rollout_ref.rollout.enforce_eager=true",
         "actor_rollout_ref.rollout.agent.num_workers=0",
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=empo2.recipe.engine.cpu_worker.CpuWorkerExtension",
-        "+actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=uni",
+        f"+actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend={EXECUTOR}",
         "reward.num_workers=0",
         "trainer.n_gpus_per_node=1",
         "trainer.total_training_steps=2",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from empo2.memory.cpu import CACHE_BLOCK, fast_dtype
+from empo2.memory.cpu import CACHE_BLOCK, EXECUTOR, fast_dtype
 from empo2.recipe.config import VLLM_TRACES, Settings, traces_endpoint
 from empo2.recipe.files.run_directory import write_settings
 from empo2.recipe.files.tool_calls import tool_support
@@ -93,6 +93,7 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
     if hardware.device == "cpu":
         # vLLM starts with a batch of the second size to measure memory.
         options |= {"dtype": fast_dtype(), "max-num-batched-tokens": 1024, "block-size": CACHE_BLOCK}
+        options |= {"distributed-executor-backend": EXECUTOR}
         flags = ["--enforce-eager"]
     else:
         options |= {

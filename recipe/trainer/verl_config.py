@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from empo2.memory.cpu import CACHE_BLOCK, fast_dtype
+from empo2.memory.cpu import CACHE_BLOCK, EXECUTOR, fast_dtype
 from empo2.recipe.config import VLLM_TRACES, Settings, flat, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.network import LOOPBACK
@@ -378,7 +378,7 @@ def _cpu_options(settings: Settings) -> dict[str, Any]:
         f"{rollout}.max_num_batched_tokens": 1024,  # vLLM starts with a batch of this size to measure memory
         f"{rollout}.engine_kwargs.vllm.block_size": CACHE_BLOCK,
         f"{rollout}.engine_kwargs.vllm.worker_extension_cls": "empo2.recipe.engine.cpu_worker.CpuWorkerExtension",
-        f"{rollout}.engine_kwargs.vllm.distributed_executor_backend": "uni",
+        f"{rollout}.engine_kwargs.vllm.distributed_executor_backend": EXECUTOR,
         **({f"{ray}.num_cpus": 2 + workers, f"{ray}.num_gpus": workers} if settings.hardware.cluster is None else {}),
     }
 

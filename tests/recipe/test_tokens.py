@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from empo2.recipe.config import VLLM_TRACES, load_settings
@@ -279,6 +280,8 @@ def vllm_server(model: str, *overrides: str) -> Iterator[str]:
     with TemporaryDirectory(prefix="vllm-") as logs, running(Path(logs), environment) as processes:
         endpoint = serving._start_vllm(own, model, processes)
         commands.wait_for(f"{endpoint}/models", processes.check)
+        names = [process.name() for process in psutil.Process().children(recursive=True)]
+        assert any("VLLM::Engine" in name for name in names) and not any("VLLM::Worker" in name for name in names)
         yield endpoint
 
 

@@ -135,4 +135,3 @@ def test_the_parser_reaches_vllm():
     config = build_verl_config(settings, tool_parser="hermes", **given)
     engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
     assert (engine.enable_auto_tool_choice, engine.tool_call_parser) == (True, "hermes")
-    assert engine.distributed_executor_backend == "uni"

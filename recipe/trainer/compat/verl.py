@@ -94,17 +94,6 @@ def run_without_accelerator() -> None:
     # verl's ServerAdapter asks for it but does not use it, and vLLM does not implement it.
     CpuPlatform.get_device_uuid = classmethod(lambda cls, device_id=0: "cpu")  # type: ignore[method-assign]
 
-    # vLLM turns the "uni" executor into "mp", one more process that imports vLLM for 20 s and holds a gigabyte.
-    check_and_update_config = CpuPlatform.check_and_update_config
-
-    def keep_executor(vllm_config) -> None:
-        parallel = vllm_config.parallel_config
-        backend = parallel.distributed_executor_backend
-        check_and_update_config(vllm_config)
-        parallel.distributed_executor_backend = backend
-
-    CpuPlatform.check_and_update_config = staticmethod(keep_executor)  # type: ignore[method-assign]
-
 
 def push_unrounded_weights() -> None:
     """Push to vLLM the weights that are trained, where a CPU computes in float32.
