@@ -372,6 +372,7 @@ def test_variables_and_rewards_are_written_as_they_are_given() -> None:
         ([], "give one of --agent, --command and --config"),
         ([*COMMAND, "--agent", "a:A"], "give one of --agent, --command and --config"),
         (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
+        (["--config", "a.yaml", "--env", "A=b", "--rewards", "0", "2"], "--env, --rewards: what --config a.yaml says"),
         ([*COMMAND, "--output", "no/such/empo2.yaml"], "no/such/empo2.yaml: No such file"),
         (["--command", "pyhton play.py"], "--command: 'pyhton play.py': there is no program 'pyhton'"),
         (["--command", "echo {QUESTION}"], "--command: 'echo {QUESTION}': no variable QUESTION is set"),

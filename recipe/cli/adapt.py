@@ -63,7 +63,7 @@ def adapt(
     settings, panel, folder = evaluated.settings, evaluated.panel, evaluated.folder
     if memory == "read" and evaluated.memory is None:
         raise ConfigError(f"--memory read: {options.model} has no memory; give one by --memory-from")
-    other = options.load_panel(unseen) if unseen is not None else None
+    other = options.load_panel(unseen, "--unseen") if unseen is not None else None
     if other is not None:
         check_rows(settings, other.name, other.rows)
         fields = settings.memory.scope

@@ -51,10 +51,10 @@ def init(
             "[default: TASK_FIELD for every field]",
         ),
     ] = None,
-    rewards: Annotated[tuple[float, float], typer.Option(metavar="WORST BEST", help="The range of the rewards.")] = (
-        0.0,
-        1.0,
-    ),
+    rewards: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="WORST BEST", help="The range of the rewards.  [default: 0 1]"),
+    ] = None,
     output: Annotated[Path, typer.Option(metavar="FILE", help="The configuration to write.")] = Path("empo2.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite what exists.")] = False,
     reply: Annotated[
@@ -110,6 +110,9 @@ def init(
 
     if [agent, command, config].count(None) != 2:
         raise ConfigError("give one of --agent, --command and --config; see empo2 init --help")
+    written = {"--tasks": tasks, "--env": env, "--rewards": rewards}
+    if config is not None and (given := [name for name, value in written.items() if value is not None]):
+        raise ConfigError(f"{', '.join(given)}: what --config {config} says is checked; change it there")
     if server is not None and model is None:
         raise ConfigError(f"--server {server}: give --model, the server's name of it")
     if model is not None and server is None:
@@ -136,7 +139,7 @@ def init(
             source=starter.source_beside(source, output),
             variables=starter.all_variables(variables, command, rows[0]),
             scope=chosen.fields,
-            rewards=rewards,
+            rewards=rewards or (0.0, 1.0),
         )
         layer = with_task_files(parse_yaml(drafts[output]), output.parent)
         about_scope = _scope_line(chosen, others, trial, len({json.dumps(row, sort_keys=True) for row in rows}))

@@ -85,9 +85,9 @@ class PanelOptions(SettingsOptions):
         Path | None, typer.Option(metavar="FOLDER", help="Of the results.  [default: runs/VERB-MODEL-PANEL]")
     ] = None
 
-    def load_panel(self, name: str) -> Panel:
+    def load_panel(self, name: str, option: str = "--panel") -> Panel:
         """Return a panel, cut and changed as the options say; a ConfigError if panel, group or field is not there."""
-        return load_panel(name, self.row or (), self.limit, self.only or ())
+        return load_panel(name, self.row or (), self.limit, self.only or (), option=option)
 
     def read(self, verb: str, *, remembers: bool, empty: bool = False) -> "Evaluated":
         """Check everything that can be checked before a process is started.

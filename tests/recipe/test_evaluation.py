@@ -183,6 +183,7 @@ def test_wrong_panels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     refused: Any = (
         ("scienceworld", {}, r"--panel scienceworld: there is no such panel; nearest: scienceworld-"),
         ("textworld-express", {"changes": ["steps=3"]}, r"--row steps=3: give FIELD=VALUE; the fields are .*max_steps"),
+        ("absent", {"option": "--unseen"}, r"--unseen absent: there is no such panel"),
         ("x.json", {}, r"x\.json: not a panel .*it has description, group, config, common and rows"),
         ("scienceworld-paper-seen", {"only": ["thermometer"]}, r"--only thermometer: panel .* has no .* use-therm"),
     )

@@ -42,7 +42,14 @@ def names() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.json"))
 
 
-def load_panel(name: str, changes: Sequence[str] = (), limit: int | None = None, only: Sequence[str] = ()) -> Panel:
+def load_panel(
+    name: str,
+    changes: Sequence[str] = (),
+    limit: int | None = None,
+    only: Sequence[str] = (),
+    *,
+    option: str = "--panel",
+) -> Panel:
     """Read a panel.
 
     Args:
@@ -50,6 +57,7 @@ def load_panel(name: str, changes: Sequence[str] = (), limit: int | None = None,
         changes: ``field=value`` for every row, the value as JSON or plain text.
         limit: rows kept of each group, from its beginning; None for all.
         only: groups that are kept; none for all.
+        option: that named the panel, for errors.
 
     Raises:
         ConfigError: no such panel or group, a file that is none, or a change of a field that the rows do not have.
@@ -57,7 +65,7 @@ def load_panel(name: str, changes: Sequence[str] = (), limit: int | None = None,
     file = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
     if not file.is_file():
         nearest = difflib.get_close_matches(name, names(), 1, cutoff=0.3) or names()
-        raise ConfigError(f"--panel {name}: there is no such panel; nearest: {', '.join(nearest)}, or a .json file")
+        raise ConfigError(f"{option} {name}: there is no such panel; nearest: {', '.join(nearest)}, or a .json file")
     try:
         content = json.loads(file.read_text())
         rows = [content["common"] | row for row in content["rows"]]
@@ -66,7 +74,7 @@ def load_panel(name: str, changes: Sequence[str] = (), limit: int | None = None,
             raise ValueError("no rows")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--panel {name}: not a panel ({error!r}); it has description, group, config, common and rows"
+            f"{option} {name}: not a panel ({error!r}); it has description, group, config, common and rows"
         ) from None
     changed = dict(_change(text, panel) for text in changes)
     groups = panel.groups()
