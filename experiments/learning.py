@@ -58,7 +58,7 @@ from empo2.agents.houses.games import COIN_COLLECTOR
 from empo2.agents.houses.tasks import CoinCollectorEpisode, coin_collector
 from empo2.memory import copy_memory
 from empo2.memory.cpu import fast_dtype
-from empo2.recipe.errors import Empo2Error
+from empo2.recipe.errors import Empo2Error, Preempted
 from empo2.recipe.evaluation.adaptation import memory_of
 from empo2.recipe.evaluation.episode_results import read_results
 from empo2.recipe.files.models import NOTES, resolve_model
@@ -424,6 +424,8 @@ def make(of: Experiment, wanted: Callable[[Job], bool], clock: Clock) -> None:
                     make_fine_tuning(job, of)
                 else:
                     make_evaluation(job, of)
+            except Preempted:
+                raise
             except Empo2Error as error:
                 say(job.name, f"failed: {error}")
                 failed.append(job.name)
@@ -455,10 +457,13 @@ def main() -> None:
         for job in filter(wanted, all_jobs(of.plan, of.runs, choose)):
             print(f"{job.stage:16}{job.name:40}{'kept' if file_of(job, of.results).exists() else 'to be made'}")
     else:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             make(of, wanted, Clock(arguments.until))
         except OutOfTimeError:
             print(f"stopped before {arguments.until:%H:%M}; the same command goes on")
+        except (KeyboardInterrupt, Preempted):
+            sys.exit("interrupted; the same command goes on")
 
 
 if __name__ == "__main__":
