@@ -146,8 +146,12 @@ def damage_of(folder: Path) -> str:
 
     Files must have the sizes that they were written with, the members of torch's archives their checksums.
     """
-    marked = (folder / _COMPLETE).read_text()
-    for name, size in (json.loads(marked) if marked else {}).items():  # an older version wrote an empty mark
+    mark = folder / _COMPLETE
+    try:
+        marked: dict[str, int] = json.loads(mark.read_text() or "{}")  # an older version wrote an empty one
+    except (OSError, ValueError) as error:
+        return f"{mark} cannot be read: {error}"
+    for name, size in marked.items():
         file = folder / name
         try:
             if (found := file.stat().st_size) != size:

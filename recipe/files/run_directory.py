@@ -128,7 +128,7 @@ def _open(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
         if checkpoint and (damage := damage_of(checkpoint)):  # which reads all of it, and is not for `empo2 check`
             raise ConfigError(f"run.resume='auto': {damage}; {_without(checkpoint)}")
     if not is_new:  # continued, or begun again after a start that failed
-        _set_aside(directory, step, run.validate_first)
+        _set_aside(directory, step, run.validate_first and checkpoint is None)
     directory.chmod(0o700)
     if checkpoint is None and source is not None:
         copy_memory(source, directory / MEMORY_FILE)
@@ -190,7 +190,7 @@ def _lock(directory: Path) -> int:
 
 
 def _set_aside(directory: Path, step: int, validates: bool) -> None:
-    """Keep what is of steps up to ``step``, which the run may validate again; move everything else to a subfolder."""
+    """Keep what is of steps up to ``step``; move everything else to a subfolder, and its validation if played again."""
     last = last_set_aside(directory)
     aside = directory / f"{_ASIDE}{_number(last) + 1 if last else 1}"
     aside.mkdir()

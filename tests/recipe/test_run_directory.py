@@ -75,8 +75,8 @@ def test_a_run_goes_on_from_its_last_complete_checkpoint(tmp_path: Path) -> None
     settings = settings_in(tmp_path, "run.name=a", "run.resume=auto", "run.steps=7", "run.save_every=5")
     assert open_run_directory(settings, "cpu") == (run, run / "checkpoints" / "global_step_2")
     assert steps_of(run) == [0, 1, 2]
-    assert [each.id for each in read_rollouts(run / "rollouts")] == ["v0", "t1", "v1", "t2"]  # v2 is played again
-    assert [each.id for each in read_rollouts(run / "set-aside-1" / "rollouts")] == ["v2", "t3", "v3"]
+    assert [each.id for each in read_rollouts(run / "rollouts")] == ["v0", "t1", "v1", "t2", "v2"]
+    assert [each.id for each in read_rollouts(run / "set-aside-1" / "rollouts")] == ["t3", "v3"]
     assert config_of(run)["run"]["steps"] == 7
     aside = run / "set-aside-1"
     assert (aside / "trainer.log").read_text() == "trainer.log of the first time"
@@ -220,9 +220,11 @@ def damaged(folder: Path, how: str) -> None:
             shard.write_bytes(content)
         case "memory":
             (folder / "memory.sqlite").write_bytes(b"x" * (folder / "memory.sqlite").stat().st_size)
+        case "mark":
+            (folder / "complete").write_text('{"actor/model')
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "absent", "a bit", "memory"])
+@pytest.mark.parametrize("how", ["cut", "empty", "absent", "a bit", "memory", "mark"])
 def test_a_damaged_checkpoint_is_named_with_the_one_before_it(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,8 +235,8 @@ def test_a_damaged_checkpoint_is_named_with_the_one_before_it(
     settings = settings_in(tmp_path, "run.name=a", "run.resume=auto", "run.steps=9")
     with pytest.raises(ConfigError) as refusal:
         open_run_directory(settings, "cpu")
-    said = str(refusal.value)
-    assert said.startswith("run.resume='auto': ") and ("memory.sqlite" if how == "memory" else "rank_0.pt") in said
+    said, named = str(refusal.value), {"memory": "memory.sqlite", "mark": "complete cannot be read"}
+    assert said.startswith("run.resume='auto': ") and named.get(how, "rank_0.pt") in said
     assert said.endswith(f"remove {last}, and the same command continues after step 2")
     shutil.rmtree(last)
     monkeypatch.setattr(run_directory, "_lock", lambda folder: os.open(folder, os.O_RDONLY))  # this process has it
