@@ -173,7 +173,6 @@ def read_settings(config: DictConfig) -> Settings:
             raise ConfigError(f"{key}: the + belongs to Hydra's command line; write {key.lstrip('+')}.KEY=VALUE")
     layer: Any = OmegaConf.to_container(config.get("empo2") or OmegaConf.create({}), resolve=True)
     layer.pop("run_directory", None)
-    _check_objective(config, layer)
     actor, rollout, tasks = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
     said = {
         "algorithm": {
@@ -181,7 +180,6 @@ def read_settings(config: DictConfig) -> Settings:
             "tasks_per_step": tasks.train_batch_size,
             "rollouts_per_task": rollout.n,
             "updates_per_step": max(1, tasks.train_batch_size // actor.ppo_mini_batch_size),
-            **_objective(config),
         },
         "hardware": {
             "ray_address": None if (joined := config.ray_kwargs.ray_init.get("address")) == "local" else joined,
@@ -192,6 +190,8 @@ def read_settings(config: DictConfig) -> Settings:
     }
     for section, values in said.items():
         layer[section] = values | layer.get(section, {})
+    _check_objective(config, layer)
+    layer["algorithm"] = _objective(config) | layer["algorithm"]
     settings = load_settings(layer=layer)
     check_options(settings, config, "fsdp2", "fsdp")  # a script that does not choose has fsdp, with verl's own engine
     return settings

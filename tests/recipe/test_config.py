@@ -281,6 +281,14 @@ def test_what_differs_from_the_profiles() -> None:
         read_settings(config)
 
 
+def test_what_a_script_gives_is_checked_against_its_own_sizes() -> None:
+    config = composed("gpu")
+    config.empo2 = OmegaConf.create({"algorithm": {"updates_per_step": 32, "update_epochs": 1}})
+    config.data.train_batch_size = 32  # config.yaml has 16 tasks a step
+    algorithm = read_settings(config).algorithm
+    assert (algorithm.tasks_per_step, algorithm.updates_per_step, algorithm.learning_rate) == (32, 32, 1e-6)
+
+
 def test_dollars_and_braces_are_no_interpolations_of_omegaconf() -> None:
     """A shell's variables in a command line, a prompt: they reach agent and gateway as they were written."""
     env = {"A": "sh -c 'echo ${Q}'", "B": "awk '{print ${'", "C": "input.x", "D": r"\${HOME} $Q ${run.steps}"}
