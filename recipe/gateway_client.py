@@ -54,9 +54,11 @@ class GatewayClient:
         if response.status_code in (401, 403):
             problem = "is an agent's key" if response.status_code == 403 else "is wrong" if self._key else "is not set"
             raise Empo2Error(f"EMPO2_ADMIN_KEY {problem}: give the gateway at {self._url} and its trainer the same one")
-        if response.status_code != 200:
-            raise Empo2Error(f"{self._url} is not an EMPO² gateway; start `empo2 gateway` in the place of agl-server")
-        state = protocol.GatewayState.model_validate(response.json())
+        try:
+            state = protocol.GatewayState.model_validate_json(response.raise_for_status().content)
+        except (httpx.HTTPStatusError, ValueError):
+            other = f"{self._url} is not an EMPO² gateway; start `empo2 gateway` in the place of agl-server"
+            raise Empo2Error(other) from None
         for setting, value in wanted.items():
             served = state.model if setting == "model.path" else getattr(state, setting.partition(".")[2])
             if None not in (served, value) and served != value:

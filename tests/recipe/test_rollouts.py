@@ -278,6 +278,7 @@ STATE = {"model": "m", "memory_size": 0, "episodes": 0, "reflections": 0}
     [
         (401, "EMPO2_ADMIN_KEY is wrong: give the gateway at http://gw and its trainer"),
         (403, "EMPO2_ADMIN_KEY is an agent's key"),
+        (200, "http://gw is not an EMPO² gateway; start `empo2 gateway`"),
         (404, "http://gw is not an EMPO² gateway; start `empo2 gateway`"),
         (409, "cannot restore the memory: another embedder"),
     ],
@@ -286,6 +287,12 @@ def test_what_refuses_is_named(status: int, said: str) -> None:
     client = gateway({"detail": "another embedder"}, status)
     with pytest.raises((Empo2Error, GatewayError), match=said):
         client.restore(Path("memory.sqlite")) if status == 409 else client.check({})
+
+
+def test_a_page_is_no_gateway() -> None:
+    page = httpx.MockTransport(lambda request: httpx.Response(200, html="<p>Hello"))
+    with pytest.raises(Empo2Error, match="http://gw is not an EMPO² gateway"):
+        GatewayClient("http://gw/", KEY, page).check({})
 
 
 def test_handshake_compares_model_temperatures_and_returns() -> None:
