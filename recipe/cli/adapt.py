@@ -65,7 +65,7 @@ def adapt(
         raise ConfigError(f"--memory read: {options.model} has no memory; give one by --memory-from")
     other = options.load_panel(unseen, "--unseen") if unseen is not None else None
     if other is not None:
-        check_rows(settings, other.name, other.rows)
+        check_rows(settings, f"--unseen {other.name}", other.rows)
         fields = settings.memory.scope
         written, read = ({scope_of(task, fields) for task in rows} for rows in (panel.rows, other.rows))
         if memory != "off" and written.isdisjoint(read):

@@ -107,7 +107,7 @@ class PanelOptions(SettingsOptions):
             file=settings_file(self, named),
             layer=playing_layer(self.server, remembers=remembers),
         )
-        check_rows(settings, panel.name, panel.rows)
+        check_rows(settings, f"--panel {panel.name}", panel.rows)
         memory = self.memory_from or (None if empty else named.memory)
         if memory is not None:
             memory = memory_file(memory, settings, key=f"--memory-from {memory}")

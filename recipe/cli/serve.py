@@ -15,7 +15,7 @@ import typer
 from empo2.memory.browse import scope_counts
 from empo2.memory.file import reading
 from empo2.recipe.cli.memory import chosen_scopes
-from empo2.recipe.cli.memory_tables import scope_text
+from empo2.recipe.cli.memory_tables import scope_fields, scope_text
 from empo2.recipe.cli.options import (
     MemoryFrom,
     Model,
@@ -29,8 +29,7 @@ from empo2.recipe.config import lay_over, load_settings, read_layer
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.files.checkpoints import find_model
 from empo2.recipe.files.run_directory import memory_file, put_memory
-from empo2.recipe.preflight.keys import given_keys
-from empo2.recipe.protocol import RolloutTag, Serving
+from empo2.recipe.protocol import RolloutTag, Serving, given_keys
 
 _POLL_SECONDS = 0.5
 
@@ -85,7 +84,7 @@ def serve(
         tag, said = _tag(file, scope)
     elif memory_from is not None or scope is not None:
         raise ConfigError("--memory-from and --scope: choose the tips that --memory shows; give that, too")
-    require(Start(settings, model=named.model), SERVED)
+    require(Start(settings, served=named.model), SERVED)
     resolved = named.resolve()
     with _log_folder() as folder:
         put_memory(file, folder)
@@ -127,7 +126,8 @@ def _tag(file: Path, asked: str | None) -> tuple[RolloutTag, str]:
         raise ConfigError(f"--memory: there are tips in {len(counts)} scopes, such as {names}; give one by --scope")
     (count,) = counts
     tag = RolloutTag(rollout_mode="memory", scope=count.scope, read_only=True)
-    return tag, f"{count.tips:,} tips of scope {scope_text(count.scope) or 'all tasks'}, read only"
+    scope = f"scope {scope_text(count.scope)}" if scope_fields(count.scope) else "all tasks"
+    return tag, f"{count.tips:,} tips of {scope}, read only"
 
 
 def _say(gateway: str, name: str, key: str) -> None:

@@ -40,16 +40,16 @@ def check_fields(settings: Settings, where: str, rows: Sequence[Mapping[str, Any
         scope_of(row, settings.memory.scope)
 
 
-def check_rows(settings: Settings, panel: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse rows of a panel that the agent's variables, the scope or a text game of this package do not fit."""
-    check_fields(settings, f"--panel {panel}", rows)
+def check_rows(settings: Settings, where: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse rows, as `check_fields`, also those that do not fit the scope or a text game of this package."""
+    check_fields(settings, where, rows)
     if (episode := getattr(imported(settings.agent.name, "agent.class"), "episode", None)) is None:
         return
     for number, row in enumerate(rows):
         try:
             episode(**row)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"--panel {panel}, row {number}: {error}") from None
+            raise ConfigError(f"{where}, row {number}: {error}") from None
 
 
 def check_first_call(settings: Settings, task: Mapping[str, Any], model: str, *, sees: bool) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from empo2.recipe.cli import main
 from empo2.recipe.cli.options import PanelOptions
+from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.evaluation import panels
@@ -205,6 +206,9 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path, monkeypatch: pytest
         request("any", tmp_path / "mine.json", server=server)
     with pytest.raises(ConfigError, match=r"--panel toy, row 0: has no field 'door', which agent\.env names"):
         request("any", toy_panel(tmp_path, {"doors": 1}), server=server)
+    code, said = run(["adapt", "any", "--server", server, "--profile", "cpu", "--panel", "coin-medium",
+                      "--unseen", str(tmp_path / "toy.json")])  # fmt: skip
+    assert code == 2 and "--unseen toy, row 0: " in said
     with pytest.raises(ConfigError, match=r"MODEL \./nothing: no such directory"):
         request("./nothing", "scienceworld-paper")
     (tmp_path / "config.yaml").write_text("run: {}\n")

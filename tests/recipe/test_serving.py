@@ -16,7 +16,7 @@ import pytest
 from agentlightning.server.store import _events, _rollouts
 
 from empo2.memory import MemoryStore, Step
-from empo2.recipe.cli.serve import _log_folder
+from empo2.recipe.cli.serve import _log_folder, _tag
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ProcessError
@@ -25,7 +25,7 @@ from empo2.recipe.gateway.request import SERVED
 from empo2.recipe.gateway.stages import direct_calls
 from empo2.recipe.gateway.upstream import unchanged_since
 from empo2.recipe.launcher.serving import vllm_command
-from empo2.recipe.protocol import RolloutTag, Serving
+from empo2.recipe.protocol import RolloutTag, Serving, scope_of
 
 from ..processes import mark, until  # noqa: F401
 from .harness import AGENT_KEY, BLOCK, ROOMS, GatewayUnderTest, running_gateway, turns
@@ -161,6 +161,16 @@ def memory_file(folder: Path, *scopes: str) -> Path:
             steps = [Step("a room", key, "go")]
             store.add_episode(scope, f"e{number}", tip=TIP, score=1.0, success=True, steps=steps)
     return file
+
+
+def test_the_tips_that_are_shown_are_said_with_their_scope(tmp_path: Path) -> None:
+    for name, scope, said in (
+        ("a", scope_of({}, "all-tasks"), "all tasks"),
+        ("b", '{"task": "boil"}', "scope task=boil"),
+    ):
+        (tmp_path / name).mkdir()
+        tag, text = _tag(memory_file(tmp_path / name, scope), None)
+        assert (tag.scope, text) == (scope, f"1 tips of {said}, read only")
 
 
 def test_what_cannot_be_served(tmp_path: Path) -> None:
