@@ -87,6 +87,6 @@ def train_step(
     batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
     batch.batch["returns"] = batch.batch["advantages"]
     metrics |= _grpo_group_metrics(batch) | compute_data_metrics(batch, use_critic=False)
-    metrics |= reduce_metrics(name_sums(sums)) | entropies(batch)
+    metrics |= reduce_metrics(name_sums(sums, actor.ppo_epochs)) | entropies(batch)
     metrics["empo2/updates"] = len(planned) // size * actor.ppo_epochs
     return metrics, batch

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -136,13 +136,10 @@ def say_step(
 def step_line(step: int, metrics: Mapping[str, Any], *, rollouts: int, rows: int) -> str:
     """Return the step's line of output: what is trained on, and a warning about everything that gets no gradient."""
     said = f"step {step}: training on {rollouts} rollouts in {rows} rows"
-    dropped = {
-        name.removeprefix("empo2/dropped/").replace("_", " "): count
-        for name, count in metrics.items()
-        if name.startswith("empo2/dropped/")
-    }
-    if dropped:
-        said += f"; dropped {', '.join(f'{count:.0f} {reason}' for reason, count in dropped.items())}"
+    mark = "empo2/dropped/"
+    reasons = {name.removeprefix(mark).replace("_", " "): metrics[name] for name in metrics if name.startswith(mark)}
+    if dropped := [f"{count:.0f} {reason}" for reason, count in reasons.items()]:
+        said += f"; dropped {', '.join(dropped)}"
     if split := metrics["empo2/unmerged_rollouts"]:
         said += f"; {split} rollouts came in several rows (a prompt did not extend the one before)"
     beside = {
@@ -158,19 +155,12 @@ def step_line(step: int, metrics: Mapping[str, Any], *, rollouts: int, rows: int
     return said
 
 
-def validation_metrics(played: Iterable[StepResults], algorithm: Algorithm) -> dict[str, float]:
+def validation_metrics(played: Sequence[StepResults], algorithm: Algorithm) -> dict[str, float]:
     """Return mean return and success rate of the validation rollouts; a failed one counts as ``failure_return``.
 
-    - ``val/return``, ``val/success_rate``: rollouts without memory, on all tasks but the panel ``train``;
-    - ``val/memory_return``, ``val/memory_success_rate``: the same with memory; ``val/memory_gap``, the former minus
-      ``val/return``, is what tips still add to the policy, and ``val/memory_success_gap`` likewise;
-    - ``val/PANEL/return`` and so on: of each panel;
-    - ``val/return_without_failures``: the mean over the others. It is optimistic, since long or confused episodes
-      fail more often.
-
-    ``val/n_rollouts``, ``val/rollouts_dropped`` and ``val/dropped/REASON`` count all of them.
+    docs/algorithm.md, "Validation", has their names. ``val/return_without_failures`` is optimistic, since long or
+    confused episodes fail more often; ``val/n_rollouts``, ``val/rollouts_dropped``, ``val/dropped/REASON`` count all.
     """
-    played = list(played)
     kept = [result for results in played for result in results.kept.values()]
     dropped = [each for results in played for each in results.dropped.values()]
     alone = [result for result in kept if not result.mode.memory and result.panel != TRAIN_PANEL]
@@ -189,32 +179,25 @@ def validation_metrics(played: Iterable[StepResults], algorithm: Algorithm) -> d
         if each.panel != TRAIN_PANEL:
             returns[f"val/{kind}"].append(value)
     for name, values in returns.items():
-        metrics[f"{name}return"] = float(np.mean(values))
-        metrics[f"{name}success_rate"] = float(
-            np.mean([is_success(value, algorithm.success_return) for value in values])
-        )
-    for name in returns:
-        if f"{name}memory_" in returns:
-            metrics[f"{name}memory_gap"] = metrics[f"{name}memory_return"] - metrics[f"{name}return"]
-            metrics[f"{name}memory_success_gap"] = (
-                metrics[f"{name}memory_success_rate"] - metrics[f"{name}success_rate"]
-            )
+        solved = [is_success(value, algorithm.success_return) for value in values]
+        metrics |= {f"{name}return": float(np.mean(values)), f"{name}success_rate": float(np.mean(solved))}
+    for name in (name for name in returns if f"{name}memory_" in returns):
+        for gap, mean in (("memory_gap", "return"), ("memory_success_gap", "success_rate")):
+            metrics[f"{name}{gap}"] = metrics[f"{name}memory_{mean}"] - metrics[f"{name}{mean}"]
     return metrics
 
 
-def name_sums(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Turn the loss's sums into fractions and means, in place; return them.
+def name_sums(metrics: dict[str, Any], epochs: int) -> dict[str, Any]:
+    """Turn the loss's sums into fractions and means, in place; return them. docs/algorithm.md has ``empo2/KIND/...``.
 
     The loss reports sums, since a mean of means would weight a token by the size of its micro-batch. verl puts
-    ``actor/`` before every name. Of each kind of rows that was trained (`objective.by_kind`) there are means over its
-    tokens: ``empo2/KIND/clipped``, ``masked`` (without a clipped term), ``old_kl`` (log π_old - log π_θ), and with
-    ``kl_coefficient`` ``start_kl``, the estimated KL to the first weights, of the rows that have it.
+    ``actor/`` before every name. A row that disagrees in each of the ``epochs`` counts as one.
     """
 
     def total(name: str) -> float:
         return float(np.sum(metrics.pop(name)))
 
-    metrics["empo2/disagreeing_rows"] = [total("actor/disagreeing_rows")]
+    metrics["empo2/disagreeing_rows"] = [total("actor/disagreeing_rows") / epochs]
     if "actor/distilled_tokens" in metrics:
         metrics["empo2/distillation_kl"] = [total("actor/distillation_kl") / max(total("actor/distilled_tokens"), 1)]
     begin = "actor/tokens/"

@@ -416,8 +416,10 @@ def test_a_step_trains_all_rows_in_planned_updates() -> None:
 def test_a_steps_rows_are_trained_once_an_epoch() -> None:
     trainer = StepUnderTest(played(in_groups(16)))
     trainer.config.actor_rollout_ref.actor.ppo_epochs = 3  # as algorithm.update_epochs says
+    trainer.sums["disagreeing_rows"] = [1, 2] * 3
     metrics, _ = trainer.step()
     assert (tensordict_utils.get(trainer.trained, "epochs"), metrics["empo2/updates"]) == (3, 6)
+    assert metrics["empo2/disagreeing_rows"] == 3
 
 
 def test_old_and_reference_log_probs() -> None:
