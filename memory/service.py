@@ -51,12 +51,10 @@ class MemoryService:
         self._embedder, self.embedder = embedder, embedder.embedder
         name, self._dimension = self.embedder.name, self.embedder.dimension
 
-        def open_store() -> MemoryStore:
-            return MemoryStore(file, embedder=name, dimension=self._dimension, capacity=capacity)
-
         try:
-            self._store = self._thread.submit(open_store).result()
-            self._size = self._thread.submit(self._store.size).result()
+            opened = self._thread.submit(MemoryStore, file, embedder=name, dimension=self._dimension, capacity=capacity)
+            self._store = opened.result()
+            self.size = self._thread.submit(self._store.size).result()  # tips, as of the last change that is done
         except BaseException:
             self._thread.shutdown()
             raise
@@ -151,17 +149,12 @@ class MemoryService:
         tip_id = await self._in_thread(
             lambda store: store.add_episode(scope, episode, tip=tip, score=score, success=success, steps=steps)
         )
-        self._size = await self._in_thread(MemoryStore.size)
+        self.size = await self._in_thread(MemoryStore.size)
         return tip_id
 
     async def record_play(self, play: NewPlay) -> None:
         """Credit the tips that an episode was shown with its result; see `MemoryStore`."""
         await self._in_thread(lambda store: store.record_play(play, learning_rate=self._value_learning_rate))
-
-    @property
-    def size(self) -> int:
-        """Return the number of tips, as of the last change that is done."""
-        return self._size
 
     async def snapshot(self, path: Path) -> None:
         """Commit the visits, then put a consistent copy of the memory at ``path``."""
@@ -172,7 +165,7 @@ class MemoryService:
         """Restore a snapshot; visits that are not committed are dropped."""
         await self._in_thread(lambda store: store.restore(path))
         self._visits.clear()
-        self._size = await self._in_thread(MemoryStore.size)
+        self.size = await self._in_thread(MemoryStore.size)
 
     async def close(self) -> None:
         """Commit the visits and close file and embedder."""

@@ -67,14 +67,10 @@ def bind(host: str, port: int) -> socket.socket:
 
     A ConfigError if it is taken, or the host is not this machine's.
     """
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        return socket.create_server((host, port), backlog=1024)
     except OSError as error:
-        listener.close()
+        why = str(error.strerror).partition(" (while ")[0]  # `create_server` names the address again
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise ConfigError(f"gateway.port={port} on {host}: {error.strerror}; 0 takes a free one") from None
-        raise ConfigError(f"gateway.host={host!r}: {error.strerror}; give an address of this machine") from None
-    listener.listen(1024)
-    return listener
+            raise ConfigError(f"gateway.port={port} on {host}: {why}; 0 takes a free one") from None
+        raise ConfigError(f"gateway.host={host!r}: {why}; give an address of this machine") from None

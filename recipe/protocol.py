@@ -6,6 +6,7 @@ Both sides import this module, and neither imports the other.
 import hashlib
 import hmac
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ ERROR_EVENT = "empo2_agent_error"  # type of the event of an agent that ended wi
 KEY_CHECK = "empo2.recipe.engine.model_key.KeyCheck"
 PROMPT_IDS = "empo2.recipe.engine.prompt_ids.PromptTokenIds"
 MODEL_KEY = "EMPO2_MODEL_KEY"  # variable of a vLLM server
+KEY, ADMIN_KEY = "EMPO2_KEY", "EMPO2_ADMIN_KEY"  # variables with the gateway's keys
 
 ROUTES = "/empo2"
 STATUSES = f"{ROUTES}/statuses"  # of all rollouts, by their ids
@@ -55,6 +57,14 @@ class Keys:
     def of_rollout(self, rollout_id: str) -> str:
         """Return the key of one rollout's agent: HMAC-SHA256 of its id under ``agent``; "" if there is no ``agent``."""
         return self.agent and hmac.new(self.agent.encode(), rollout_id.encode(), hashlib.sha256).hexdigest()
+
+
+def given_keys() -> Keys:
+    """Return the gateway's keys that the environment gives, "" where it gives none; a ConfigError if they are equal."""
+    keys = Keys(os.environ.get(KEY, ""), os.environ.get(ADMIN_KEY, ""))
+    if keys.agent and keys.agent == keys.admin:
+        raise ConfigError(f"{ADMIN_KEY} equals {KEY}, which agents get: give another one")
+    return keys
 
 
 def model_key(admin: str) -> str:

@@ -55,11 +55,8 @@ def gateway_answer(url: str, get: Callable[[], httpx.Response]) -> httpx.Respons
     Raises:
         ProcessError: as `first_answer`.
     """
-    said: list[str] = []
-
-    def wait(error: httpx.TransportError) -> None:
-        if not said:
-            said.append(f"waiting for a gateway at {url} ({error})")
-            print(said[0], file=sys.stderr, flush=True)
-
-    return first_answer(get, wait)
+    try:
+        return get()
+    except httpx.TransportError as error:
+        print(f"waiting for a gateway at {url} ({error})", file=sys.stderr, flush=True)
+    return first_answer(get, lambda _: None)

@@ -38,7 +38,7 @@ def controller(
     from empo2.recipe.config import TRACES_VARIABLES, traces_endpoint
     from empo2.recipe.controller.run import check_gateway, run_on_kubernetes, run_on_this_machine
     from empo2.recipe.network import direct
-    from empo2.recipe.preflight.keys import KEY
+    from empo2.recipe.protocol import KEY
 
     settings = options.settings()
     url, key = gateway.rstrip("/"), os.environ.pop(KEY, "")  # agents inherit the environment

@@ -12,7 +12,7 @@ import typer
 from empo2.recipe import interruption
 from empo2.recipe.cli.options import SettingsOptions, with_options
 from empo2.recipe.errors import ConfigError
-from empo2.recipe.protocol import Serving
+from empo2.recipe.protocol import ADMIN_KEY, KEY, Serving, given_keys
 
 _FINISH_SECONDS = 3  # for calls under way when the gateway is told to end
 _STOP_SECONDS = 15  # in all; the launcher's guard kills after 20
@@ -43,7 +43,6 @@ def gateway(
     from empo2.recipe.gateway.logs import configure_logs
     from empo2.recipe.gateway.memory import open_memory
     from empo2.recipe.network import bind, gateway_host
-    from empo2.recipe.preflight.keys import ADMIN_KEY, KEY, given_keys
 
     os.umask(0o077)  # tips are for their owner only
     settings = options.settings()

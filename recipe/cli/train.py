@@ -34,8 +34,8 @@ def train(
     from empo2.recipe.launcher.launch import launch, train_only
     from empo2.recipe.preflight.checks import FETCHED, HOST, TRAINER, require
     from empo2.recipe.preflight.cluster import WAIT_SECONDS
-    from empo2.recipe.preflight.keys import given_keys
     from empo2.recipe.preflight.start import Start
+    from empo2.recipe.protocol import given_keys
 
     os.umask(0o077)  # chats, tips and weights are for their owner only
     for number in preemption.WARNINGS:  # until there is something to save

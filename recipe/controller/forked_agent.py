@@ -13,10 +13,10 @@ import gc
 import importlib
 import mmap
 import os
-import stat
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from empo2.recipe.controller.agent_process import ALONE, play
@@ -89,10 +89,7 @@ def _cannot_fork() -> str | None:
     """Return what the import has left in this process that a fork would break; None if nothing."""
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         return f"its module starts threads while it is imported ({threads - 1} are running); start them in run()"
-    sockets = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
-            sockets += int(name) > 2 and stat.S_ISSOCK(os.fstat(int(name)).st_mode)
+    sockets = sum(each.is_socket() for each in Path("/proc/self/fd").iterdir() if int(each.name) > 2)
     if sockets > 1:  # the fork server's own
         return f"its module leaves {sockets - 1} sockets open while it is imported; open them in run()"
     return None

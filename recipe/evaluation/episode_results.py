@@ -56,10 +56,6 @@ class Result(Episode):
     failed: str | None = None  # ``failed_by_agent`` or ``failed_by_system``
     error: str | None = None
 
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.part, self.index, self.sample
-
 
 class Results:
     """The results in a folder, written as they come; locked against other processes until `close`.

@@ -68,7 +68,7 @@ class Evaluated:
     @contextlib.contextmanager
     def serving(self, memory: Path | None) -> Iterator[Served]:
         """Start all that plays episodes with a memory, unless a check refuses it, and stop it afterwards."""
-        start = Start(self.settings, model=self.named.model)
+        start = Start(self.settings, served=self.named.model)
         require(start, PLAYED)
         if start.agent:
             print(f"agent  {start.agent}", flush=True)

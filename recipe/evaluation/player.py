@@ -4,6 +4,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -44,20 +45,14 @@ def play_missing(
         show(result)
 
 
+@dataclass
 class Player:
-    """Plays episodes: creates rollouts at the gateway, whose controller starts the agents, and reads what they left.
+    """Plays episodes: creates rollouts at the gateway, whose controller starts the agents, and reads what they left."""
 
-    Args:
-        client: of the gateway, with its admin key.
-        settings: agent, scope and limits.
-        check: called again and again while episodes are played; raises to stop.
-    """
-
-    def __init__(self, client: httpx.Client, settings: Settings, check: Callable[[], object]) -> None:
-        self._client = client
-        self._settings = settings
-        self._check = check
-        self._seen = 0  # rollouts in agent-lightning's list of those that have ended
+    client: httpx.Client  # of the gateway, with its admin key
+    settings: Settings  # agent, scope and limits
+    check: Callable[[], object]  # called again and again while episodes are played; raises to stop
+    _seen: int = 0  # rollouts in agent-lightning's list of those that have ended
 
     def play(self, episodes: Sequence[Planned]) -> Iterator[Result]:
         """Yield the result of each episode, as they end. More are in the queue than can run, but never all.
@@ -66,20 +61,20 @@ class Player:
             ProcessError: nothing but failures of the system; what was yielded before can be kept.
         """
         waiting, running = list(reversed(episodes)), dict[str, Planned]()
-        failures, too_many = 0, _HOPELESS + self._settings.agent.concurrency
+        failures, too_many = 0, _HOPELESS + self.settings.agent.concurrency
         while waiting or running:
-            self._check()
-            while waiting and len(running) < 2 * self._settings.agent.concurrency:
+            self.check()
+            while waiting and len(running) < 2 * self.settings.agent.concurrency:
                 episode = waiting.pop()
                 running[self._create(episode)] = episode
             for rollout_id in self._ended():
                 if (episode := running.pop(rollout_id, None)) is None:
                     continue
                 address = f"/api/rollouts/{rollout_id}"
-                status = self._client.get(address).raise_for_status().json()["rollout"]["status"]
-                events = self._client.get(f"{address}/events").raise_for_status().json()
+                status = self.client.get(address).raise_for_status().json()["rollout"]["status"]
+                events = self.client.get(f"{address}/events").raise_for_status().json()
                 result = result_of(episode, status, events)
-                self._client.delete(address).raise_for_status()
+                self.client.delete(address).raise_for_status()
                 failures = failures + 1 if result.failed == FAILED_BY_SYSTEM else 0
                 yield result
                 if failures == too_many:
@@ -90,11 +85,11 @@ class Player:
             time.sleep(_POLL_SECONDS)
 
     def _create(self, episode: Planned) -> str:
-        agent, rollout_id, metadata = self._settings.agent, uuid.uuid4().hex, {}
+        agent, rollout_id, metadata = self.settings.agent, uuid.uuid4().hex, {}
         if episode.memory != "off":
             tag = RolloutTag(
                 rollout_mode="memory" if "read" in episode.memory else "no-memory",
-                scope=scope_of(episode.task, self._settings.memory.scope),
+                scope=scope_of(episode.task, self.settings.memory.scope),
                 read_only="write" not in episode.memory,
             )
             metadata = {TAG: tag.model_dump()}
@@ -108,11 +103,11 @@ class Player:
             },
             "metadata": metadata,
         }
-        self._client.post("/api/rollouts", json=[request]).raise_for_status()
+        self.client.post("/api/rollouts", json=[request]).raise_for_status()
         return rollout_id
 
     def _ended(self) -> list[str]:
-        page = self._client.get("/api/rollouts/terminal", params={"after": self._seen}).raise_for_status().json()
+        page = self.client.get("/api/rollouts/terminal", params={"after": self._seen}).raise_for_status().json()
         self._seen = page["next_after"]
         return [item["rollout_id"] for item in page["items"]]
 

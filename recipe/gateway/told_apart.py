@@ -48,13 +48,10 @@ def _trouble(
     for text, key in zip(texts, keys, strict=True):
         alike = [said for said, other in list(recent) if other @ key > _EQUAL]
         if isinstance(embedder, SentenceEmbedder) and embedder.unknown(text) > 0.5:
-            problem = "does not know most of the word pieces of a state"
-        elif any(_words(said) != _words(text) for said in alike):
-            problem = "gives unequal states one key"
-        else:
-            recent.append((text, key))
-            continue
-        return f"memory.embedder={embedder.name} {problem}: {_FIX}"
+            return f"memory.embedder={embedder.name} does not know most of the word pieces of a state: {_FIX}"
+        if any(_words(said) != _words(text) for said in alike):
+            return f"memory.embedder={embedder.name} gives unequal states one key: {_FIX}"
+        recent.append((text, key))
     return ""
 
 

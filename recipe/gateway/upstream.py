@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -45,6 +45,10 @@ from empo2.recipe.protocol import CONTINUED, MODEL_EVENT, REWARD_EVENT, RolloutT
 
 log = structlog.get_logger()
 
+# Answers after which a call is sent again. agentlightning 1.0.2 (`_is_retryable_status`) does so after a 500, too, an
+# error of the server itself: the agent would hear of it after 17 seconds, and its own client tries again.
+_TRIED_AGAIN = (408, 409, 429, 502, 503, 504)
+
 
 def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
     """Return agent-lightning's ``default_proxy``: the options that it forces on the agents' calls."""
@@ -58,17 +62,8 @@ def proxy_settings(model: Model, model_path: str) -> dict[str, Any]:
 
 def agent_lightning_app(proxy: dict[str, Any], key: str) -> FastAPI:
     """Return agent-lightning's own app; an empty key for none. Completions do not reach it (`Completions`)."""
-    agent_lightning_proxy._is_retryable_status = _is_tried_again
+    agent_lightning_proxy._is_retryable_status = lambda status: status in _TRIED_AGAIN
     return create_app({"key": key, "default_proxy": proxy})
-
-
-def _is_tried_again(status: int) -> bool:
-    """Return whether a call is sent again that the model server answers so.
-
-    agentlightning 1.0.2 (`_is_retryable_status`) sends one six times for a 500, too, which is an error of the server
-    itself: the agent hears of it after 17 seconds. Its own client tries again where that makes sense.
-    """
-    return status in (408, 409, 429, 502, 503, 504)
 
 
 class ModelServers:
@@ -228,18 +223,13 @@ def rollout_of(rollout_id: str) -> Rollout | None:
     return _rollouts.get(rollout_id)
 
 
-class PerRollout[T](dict[str, T]):
+class PerRollout[T](defaultdict[str, T]):
     """What is held of each rollout; when a new one comes, that of rollouts that are gone is dropped."""
-
-    def __init__(self, new: Callable[[], T]) -> None:
-        super().__init__()
-        self._new = new
 
     def __missing__(self, rollout_id: str) -> T:
         for gone in [each for each in self if each not in _rollouts]:
             del self[gone]
-        self[rollout_id] = self._new()
-        return self[rollout_id]
+        return super().__missing__(rollout_id)
 
 
 def tag_of(rollout_id: str) -> RolloutTag | None:

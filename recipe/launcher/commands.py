@@ -13,8 +13,7 @@ import yaml
 from empo2.recipe.config import TRACES_VARIABLES, Settings, traces_endpoint
 from empo2.recipe.launcher.processes import Processes
 from empo2.recipe.network import direct
-from empo2.recipe.preflight.keys import ADMIN_KEY, KEY, given_keys
-from empo2.recipe.protocol import Keys
+from empo2.recipe.protocol import ADMIN_KEY, KEY, Keys, given_keys
 from empo2.recipe.run_folder import MEMORY_FILE
 from empo2.recipe.waiting import first_answer
 

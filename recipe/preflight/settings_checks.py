@@ -20,10 +20,9 @@ from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.preflight.agent import check_fields, check_first_call, first_calls
 from empo2.recipe.preflight.finding import Finding
-from empo2.recipe.preflight.keys import KEY, given_keys
 from empo2.recipe.preflight.server import check_server
 from empo2.recipe.preflight.start import Start
-from empo2.recipe.protocol import scope_of
+from empo2.recipe.protocol import KEY, given_keys, scope_of
 from empo2.recipe.scopes import recurrence_warning
 from empo2.recipe.trainer.verl_config import build_verl_config, name_middleware
 

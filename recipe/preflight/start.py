@@ -1,6 +1,7 @@
 """What the checks of a start look at; each part is read once, when it is first asked for."""
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 
 from empo2.recipe.config import Settings
@@ -13,35 +14,22 @@ from empo2.recipe.preflight.finding import Finding
 from empo2.recipe.preflight.machine import Gpus, find_shape, read_gpus
 
 
+@dataclass
 class Start:
-    """A start that is planned.
+    """A start that is planned; attributes raise a ConfigError if they cannot be read."""
 
-    Args:
-        model: that is served, where ``model.path`` does not name it.
-        pretended: a card that stands in the place of each of ``hardware.gpus_per_node``.
-        say: is told which nodes of a cluster are waited for.
-        seconds: that they are waited for.
-
-    Attributes raise a ConfigError if they cannot be read.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        model: str | None = None,
-        pretended: Card | None = None,
-        say: Callable[[str], object] = lambda _: None,
-        seconds: float = 0,
-    ) -> None:
-        self.settings, self.pretended = settings, pretended
-        self.errors = set[str]()  # that checks have met
-        self._model, self._say, self._seconds = model, say, seconds
+    settings: Settings
+    _: KW_ONLY
+    served: str | None = None  # the model, where ``model.path`` does not name it
+    pretended: Card | None = None  # stands in the place of each of ``hardware.gpus_per_node``
+    say: Callable[[str], object] = lambda _: None  # is told which nodes of a cluster are waited for
+    seconds: float = 0  # that they are waited for
+    errors: set[str] = field(default_factory=set)  # that checks have met
 
     @cached_property
     def model(self) -> str:
         """Folder or name that transformers and vLLM load; one that comes with a package is built at first."""
-        return model_of(self.settings) if self._model is None else self._model
+        return model_of(self.settings) if self.served is None else self.served
 
     @cached_property
     def shape(self) -> Shape | None:
@@ -59,7 +47,7 @@ class Start:
     @cached_property
     def cluster(self) -> tuple[list[Finding], Gpus]:
         """What the nodes have and lack, and their GPUs."""
-        return cluster.look_at_cluster(self.settings, self.model, say=self._say, seconds=self._seconds)
+        return cluster.look_at_cluster(self.settings, self.model, say=self.say, seconds=self.seconds)
 
     @cached_property
     def joins_cluster(self) -> bool:

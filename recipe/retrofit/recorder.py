@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -40,7 +39,7 @@ from empo2.recipe.gateway.pipeline import Pipeline
 from empo2.recipe.gateway.request import Answer, Next, Request
 from empo2.recipe.gateway.server_client import CALL_SECONDS
 from empo2.recipe.messages import is_beside
-from empo2.recipe.network import direct
+from empo2.recipe.network import LOOPBACK, bind, direct
 from empo2.recipe.protocol import Keys
 from empo2.recipe.retrofit.scripted_model import Body, Script, embeddings
 
@@ -267,9 +266,7 @@ def _gateway(
 @contextlib.contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
     """Serve the app in a thread on a free port of 127.0.0.1; yield its URL."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(512)
+    with bind(LOOPBACK, 0) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

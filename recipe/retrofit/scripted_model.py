@@ -3,10 +3,9 @@
 import base64
 import json
 import zlib
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ class Script:
     def __init__(self, replies: Sequence[str] = ()) -> None:
         self._replies = chain(replies, repeat(replies[-1] if replies else "1"))
         self._calls_tools = not any(isinstance(given := _parsed(reply), dict) and "name" in given for reply in replies)
-        self._chosen = Counter[str]()  # values of each enum
+        self._turns: dict[str, Iterator[Any]] = {}  # of the values of each enum
 
     def choice(self, body: Body) -> Body:
         """Return one choice of the answer to a chat completion or completion request.
@@ -74,7 +73,7 @@ class Script:
         if reference := schema.get("$ref"):
             return inner(_referred(root, reference))
         if values := schema.get("enum"):
-            return text if text in values else self._next(values)
+            return text if text in values else next(self._turns.setdefault(json.dumps(values), cycle(values)))
         if "const" in schema:
             return schema["const"]
         for key in ("anyOf", "oneOf", "allOf"):
@@ -95,11 +94,6 @@ class Script:
                 return True
             case _:
                 return text
-
-    def _next(self, values: Sequence[Any]) -> Any:
-        key = json.dumps(values)
-        self._chosen[key] += 1
-        return values[(self._chosen[key] - 1) % len(values)]
 
 
 def _referred(root: Any, reference: str) -> Any:

@@ -128,15 +128,9 @@ def config_text(
 ) -> str:
     """Return the configuration of an agent; ``rewards`` are the worst and the best."""
     worst, best = (int(each) if each.is_integer() else each for each in rewards)
-    return _CONFIG.format(
-        file=file,
-        agent=_yaml(agent),
-        env="\n".join(f"    {_yaml(name)}: {_yaml(value)}" for name, value in variables.items()),
-        source=_yaml(source),
-        scope=_yaml(scope),
-        worst=worst,
-        best=best,
-    )
+    env = "\n".join(f"    {_yaml(name)}: {_yaml(value)}" for name, value in variables.items())
+    written = {name: _yaml(value) for name, value in {"agent": agent, "source": source, "scope": scope}.items()}
+    return _CONFIG.format(file=file, env=env, worst=worst, best=best, **written)
 
 
 def _yaml(value: Any) -> str:

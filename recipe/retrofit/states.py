@@ -23,7 +23,8 @@ def describe_states(calls: Sequence[Call], reader: StateReader) -> Iterator[tupl
     if not chats:
         return
     states = states_of(calls, reader)
-    shown = ", ".join(repr(_short(state)) for state in states[:3])
+    begun = (state if len(state) <= _CHARACTERS else f"{state[:_CHARACTERS]}..." for state in states[:3])
+    shown = ", ".join(map(repr, begun))
     yield "state", f"{shown}{', ...' if len(states) > 3 else ''}"
     if trouble := _indistinct(chats, reader):
         yield "note", trouble
@@ -62,7 +63,3 @@ def _indistinct(chats: Sequence[Sequence[Message]], reader: StateReader) -> str:
     if grown := sum(after.startswith(before) and len(before) > _CHARACTERS for before, after in turns):
         return f"{grown} of {len(turns)} states begin with the whole state before them, as a transcript does: {how}"
     return ""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}..."

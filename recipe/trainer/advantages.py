@@ -1,18 +1,16 @@
 """The score of each rollout, and its advantage relative to its group; docs/algorithm.md has the rules."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from empo2.recipe.config import Algorithm
-from empo2.recipe.protocol import Mode, is_success, scaled_return
+from empo2.recipe.protocol import is_success, scaled_return
 from empo2.recipe.trainer.step_results import Results, RolloutResult, groups_of
 
 _EPSILON = 1e-6  # verl's
 _ROUNDING = 1e-6  # share of the tolerance; half the reward of a new state, its default, is a difference that occurs
 _LARGEST = 1e20  # of an advantage that is not divided: what the loss multiplies it by leaves it a float32
-
-type Scorer = Callable[[Sequence[RolloutResult]], list[float]]
 
 
 def compared_scores(results: Sequence[RolloutResult], algorithm: Algorithm) -> list[float]:
@@ -44,7 +42,7 @@ def equal_within_tolerance(scores: list[float], algorithm: Algorithm) -> list[fl
 
 
 def rollout_advantages(results: Results, algorithm: Algorithm) -> dict[str, float]:
-    """Return the advantage of each rollout.
+    """Return the advantage of each rollout, by its id.
 
     - Rollouts of one mode are compared with each other: (score - mean) / std, as in GRPO.
     - Off-policy rollouts with tips, in a group that also has rollouts without: their baseline is the mean of those
@@ -53,26 +51,20 @@ def rollout_advantages(results: Results, algorithm: Algorithm) -> dict[str, floa
     With ``intrinsic_advantage: plain`` the intrinsic reward is no part of the score; what it exceeds its baseline by is
     added to the advantage as it is, so that where all returns are equal it does not weigh as much as a success [ours].
 
-    Returns:
-        By rollout id; 0 for all rollouts of a comparison whose scores are equal, and for a rollout compared with none.
+    It is 0 for all rollouts of a comparison whose scores are equal, and for a rollout compared with none.
     """
     plain = algorithm.intrinsic_advantage == "plain"
     outside = algorithm.model_copy(update={"intrinsic_coefficient": 0.0}) if plain else algorithm
 
-    def compared(rollouts: Sequence[str], score: Scorer, normalize_by_std: bool) -> dict[str, float]:
-        return compare_halves(
-            rollouts,
-            lambda rollout: results[rollout].mode,
-            lambda members: score([results[rollout] for rollout in members]),
-            normalize_by_std,
-        )
+    def of(rollouts: Sequence[str]) -> list[RolloutResult]:
+        return [results[rollout] for rollout in rollouts]
 
     advantages: dict[str, float] = {}
-    for rollouts in groups_of(results):
-        advantages |= compared(rollouts, lambda each: compared_scores(each, outside), algorithm.normalize_by_std)
+    for group in groups_of(results):
+        advantages |= compare_halves(group, lambda each: compared_scores(of(each), outside), algorithm.normalize_by_std)
         if plain:
-            novelty = compared(rollouts, lambda each: novelty_scores(each, algorithm), normalize_by_std=False)
-            advantages |= {rollout: advantages[rollout] + novelty[rollout] for rollout in rollouts}
+            novelty = compare_halves(group, lambda each: novelty_scores(of(each), algorithm), normalize_by_std=False)
+            advantages |= {rollout: advantages[rollout] + novelty[rollout] for rollout in group}
     return advantages
 
 
@@ -83,14 +75,14 @@ def novelty_scores(results: Sequence[RolloutResult], algorithm: Algorithm) -> li
 
 
 def compare_halves[T: Hashable](
-    members: Sequence[T], mode: Callable[[T], Mode], scores: Callable[[list[T]], list[float]], normalize_by_std: bool
+    members: Mapping[T, RolloutResult], scores: Callable[[list[T]], list[float]], normalize_by_std: bool
 ) -> dict[T, float]:
-    """Return the advantages of members of a group by the rules of `rollout_advantages`, from modes and scores."""
+    """Return the advantages of members of a group, each with its rollout, by the rules of `rollout_advantages`."""
     advantages: dict[T, float] = {}
-    without = [member for member in members if not mode(member).memory]
-    for half in (without, [member for member in members if mode(member).memory]):
+    without = [member for member, rollout in members.items() if not rollout.mode.memory]
+    for half in (without, [member for member, rollout in members.items() if rollout.mode.memory]):
         if half:
-            others = without if mode(half[0]).off_policy else []
+            others = without if members[half[0]].mode.off_policy else []
             compared = scores([*others, *half])
             own = relative_to(compared[: len(others)] or compared, compared, normalize_by_std)[len(others) :]
             advantages |= zip(half, own.tolist(), strict=True)
@@ -121,13 +113,12 @@ def worth_imitating(results: Results, algorithm: Algorithm) -> set[str]:
     there are none, by more than ``return_tolerance``. The intrinsic reward is not part of it.
     """
     chosen: set[str] = set()
-    for rollouts in groups_of(results):
-        members = [results[rollout] for rollout in rollouts]
-        without = [member.return_ for member in members if not member.mode.memory]
-        returns = [member.return_ for member in members]
+    for group in groups_of(results):
+        without = [member.return_ for member in group.values() if not member.mode.memory]
+        returns = [member.return_ for member in group.values()]
         least = algorithm.tolerance * (1 + _ROUNDING)
         above = relative_to(without or returns, returns, normalize_by_std=False) > least
-        for rollout, member, better in zip(rollouts, members, above, strict=True):
+        for (rollout, member), better in zip(group.items(), above, strict=True):
             if member.mode.off_policy and (better or is_success(member.return_, algorithm.success_return)):
                 chosen.add(rollout)
     return chosen
@@ -139,10 +130,9 @@ def tip_gain(results: Results, algorithm: Algorithm) -> float | None:
     The intrinsic reward is not part of it. None if no group has rollouts of both kinds.
     """
     gains = []
-    for rollouts in groups_of(results):
-        group = [results[rollout] for rollout in rollouts]
+    for group in groups_of(results):
         with_tips, without = (
-            [scaled_return(algorithm, each.return_) for each in group if each.mode.memory == memory]
+            [scaled_return(algorithm, each.return_) for each in group.values() if each.mode.memory == memory]
             for memory in (True, False)
         )
         if with_tips and without:
@@ -152,7 +142,7 @@ def tip_gain(results: Results, algorithm: Algorithm) -> float | None:
 
 def tolerance_warning(results: Results, algorithm: Algorithm) -> str:
     """Return one line on a step without any gradient whose returns differ within a group; "" where they do not."""
-    returns = [[results[rollout].return_ for rollout in rollouts] for rollouts in groups_of(results)]
+    returns = [[result.return_ for result in group.values()] for group in groups_of(results)]
     spread = max(max(group) - min(group) for group in returns)
     if spread == 0:
         return ""

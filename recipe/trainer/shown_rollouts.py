@@ -204,10 +204,7 @@ class RunRecords:
         self._run = run
         self._tokenizer = tokenizer
         self._unwritten: list[CallRow] = []
-
-    @property
-    def controller_log(self) -> Path | None:
-        return self._folder and self._folder / "controller.log"
+        self.controller_log = self._folder and self._folder / "controller.log"
 
     def note_rollouts(
         self, manager: Empo2RolloutManager, step: int, phase: Phase, advantages: Mapping[str, float]

@@ -116,7 +116,7 @@ class StepResults:
             except Unusable as why:
                 self.drop(rollout, why.reason, why.error)
             except Exception as error:  # the calls and events of others: none of them ends the run
-                self.drop_unreadable(rollout, error)
+                self.drop(rollout, "unreadable", str(error_of(error)))
         if is_train:
             sizes = Counter(rollout.data_id for rollout in usable)
             for rollout in usable:
@@ -203,24 +203,17 @@ class StepResults:
         said = str(error or reported_error(rollout.events) or rollout.error_message or "")
         self.dropped[rollout.rollout_id] = DroppedRollout(reason, said, panel_of(rollout), mode_of(rollout))
 
-    def drop_unreadable(self, rollout: CompletedRollout, error: Exception) -> None:
-        """Drop a rollout whose calls, events or reward cannot be read."""
-        self.drop(rollout, "unreadable", str(error_of(error)))
 
-
-def groups_of(results: Results) -> list[list[str]]:
-    """Return the rollout ids of each group."""
-    groups: dict[str, list[str]] = defaultdict(list)
+def groups_of(results: Results) -> list[Results]:
+    """Return the results of each group."""
+    groups: defaultdict[str, dict[str, RolloutResult]] = defaultdict(dict)
     for rollout, result in results.items():
-        groups[result.group].append(rollout)
+        groups[result.group][rollout] = result
     return list(groups.values())
 
 
 def staleness(results: Results, version: int) -> dict[str, float]:
-    """Return how many updates lie between the first weights that sampled a trained rollout and these.
-
-    - ``empo2/staleness_mean``, ``empo2/staleness_max``: over the rollouts;
-    - ``empo2/rollouts_of_several_versions``: those whose turns were sampled by more than one.
+    """Return how many updates lie between the first weights that sampled a trained rollout and these (docs/async.md).
 
     Args:
         version: of the weights that are about to be updated (updates before them).

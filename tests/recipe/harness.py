@@ -27,7 +27,7 @@ from empo2.recipe.config import Settings, load_settings
 from empo2.recipe.gateway import app as gateway_app
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.launcher.commands import controller_command
-from empo2.recipe.preflight.keys import KEY as KEY_VARIABLE
+from empo2.recipe.protocol import KEY as KEY_VARIABLE
 from empo2.recipe.protocol import Keys, Serving
 
 from .model_server import MODEL, Body, ModelServer, Seen, serving, tokenizer

@@ -161,7 +161,7 @@ def test_no_cluster_no_node_and_an_old_driver_on_a_node_are_refused_at_once(
     monkeypatch.setattr(cluster, "_joined", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(cluster, "_free_nodes", lambda *_: Finding("nodes", "2 of 2"))
     monkeypatch.setattr(cluster, "_ask_nodes", lambda *_: answers)
-    start = Start(settings, model=str(tmp_path))
+    start = Start(settings, served=str(tmp_path))
     assert len(start.gpus.cards) == 16
     with pytest.raises(ConfigError, match=r"^node 10.0.0.2: driver 550.54.15; CUDA 13.0 needs 580; install 580"):
         require(start, {"nodes": nodes})

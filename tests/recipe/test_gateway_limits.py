@@ -29,8 +29,7 @@ from empo2.recipe.gateway.connections import ADMIT, protocol_with_room, raise_de
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.request import Request
 from empo2.recipe.gateway.stages.access import check_key
-from empo2.recipe.preflight.keys import ADMIN_KEY, KEY
-from empo2.recipe.protocol import CALL_EVENT, ERROR_EVENT, Keys
+from empo2.recipe.protocol import ADMIN_KEY, CALL_EVENT, ERROR_EVENT, KEY, Keys
 
 from .harness import AGENT_KEY, GatewayUnderTest, as_trainer, running_gateway, user
 from .harness import KEY as ADMIN

@@ -216,7 +216,7 @@ def test_what_eval_adapt_and_serve_refuse(here: Path, monkeypatch: pytest.Monkey
     settings, said = split([case for case in cases if "EMPO2_KEY=same" not in case[0]], monkeypatch)
     server = ["model.server=http://127.0.0.1:1/v1"]  # nobody listens there
     with pytest.raises(ConfigError) as refused:
-        require(Start(load_settings("cpu", [*OWN, *settings, *server, "agent.concurrency=0"]), model="m"), checks)
+        require(Start(load_settings("cpu", [*OWN, *settings, *server, "agent.concurrency=0"]), served="m"), checks)
     said += ["model.server='http://127.0.0.1:1/v1': no server answers"]
     said += ["agent.concurrency=0: is for empo2 train"] if checks is PLAYED else []
     assert [each for each in said if each not in str(refused.value)] == []

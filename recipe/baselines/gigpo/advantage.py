@@ -8,7 +8,7 @@ from typing import Any
 from empo2.recipe.config import Algorithm
 from empo2.recipe.trainer.advantages import all_solved, compare_halves, equal_within_tolerance
 from empo2.recipe.trainer.rows import Turn
-from empo2.recipe.trainer.step_results import StepResults, groups_of
+from empo2.recipe.trainer.step_results import RolloutResult, StepResults, groups_of
 
 _FEW_SHARED = 0.2
 
@@ -41,20 +41,20 @@ def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[Tu
         return equal_within_tolerance([returns[explores][turn] for turn in turns], algorithm)
 
     for group in groups_of(kept):
-        clusters: defaultdict[Any, list[Turn]] = defaultdict(list)
-        for rollout in group:
-            turns, trained = results.turns(rollout), set(chain(*kept[rollout].rows))
+        clusters: defaultdict[Any, dict[Turn, RolloutResult]] = defaultdict(dict)
+        for rollout, result in group.items():
+            turns, trained = results.turns(rollout), set(chain(*result.rows))
             for explores, of_turns in returns.items():
                 rewards = [turn.intrinsic if explores else 0.0 for turn in turns]
-                values = step_returns(kept[rollout].return_, rewards, algorithm)
+                values = step_returns(result.return_, rewards, algorithm)
                 of_turns |= {(rollout, turn.number): value for turn, value in zip(turns, values, strict=True)}
             for turn in turns:
                 if turn.number in trained:
                     state = " ".join(turn.observation.split())
-                    clusters[state or (rollout, turn.number)].append((rollout, turn.number))
+                    clusters[state or (rollout, turn.number)][rollout, turn.number] = result
         for cluster in clusters.values():
             sizes.append(len(cluster))
-            advantages |= compare_halves(cluster, lambda turn: kept[turn[0]].mode, scores, algorithm.normalize_by_std)
+            advantages |= compare_halves(cluster, scores, algorithm.normalize_by_std)
     shared = sum(size for size in sizes if size > 1)
     return advantages, {"gigpo/cluster_size_mean": sum(sizes) / len(sizes), "gigpo/shared_turns": shared / sum(sizes)}
 

@@ -12,7 +12,6 @@ from empo2.memory.retrieval import Entries, Policy, Ranked, first_of_texts
 from empo2.recipe.config import Settings
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.episodes.reflector import Reflector
-from empo2.recipe.gateway.services import Services
 from empo2.recipe.messages import spoken
 from empo2.recipe.protocol import scaled_return
 
@@ -45,11 +44,7 @@ async def tip(reflector: Reflector, episode: Episode, score: float, success: boo
 
     Q <- Q + ``memory.value_learning_rate`` (target - Q), where Q of a new record is its first target.
     """
-    async with reflector.writing:  # no other episode changes a record between its reading and its writing
-        await _record(reflector.services, episode, score, success)
-
-
-async def _record(services: Services, episode: Episode, score: float, success: bool) -> None:
+    services = reflector.services
     settings, memory = services.settings, services.memory
     turns = [(turn, turn.embedding) for turn in episode.turns if turn.embedding is not None]
     rewards = [*[0.0] * (len(turns) - 1), scaled_return(settings.algorithm, score)]
@@ -58,22 +53,23 @@ async def _record(services: Services, episode: Episode, score: float, success: b
         found = await memory.search(episode.tag.scope, turns[turn][1], policy=_SAME)
         return {each.action: (each.id, each.score) for each in found}
 
-    for number in reversed(range(len(turns))):
-        later = number + STEPS
-        best = max((q for _, q in (await known(later)).values()), default=0.0) if later < len(turns) else 0.0
-        target = n_step_target(rewards, number, best)
-        turn, embedding = turns[number]
-        action = spoken(turn.reply)
-        record = (await known(number)).get(action)
-        q = target if record is None else record[1] + settings.memory.value_learning_rate * (target - record[1])
-        text = f'"{action[:_CHARACTERS]}" was worth {q:.2f} where this was seen: {turn.state[:_CHARACTERS]}'
-        text = " ".join(text.split())
-        if record is not None:
-            await memory.revise(record[0], text, q)
-        else:
-            name, step = f"{episode.rollout_id}/{number}", Step(turn.state, embedding, action)
-            await memory.add_episode(episode.tag.scope, name, text, q, success, [step])
-            services.metrics.counts["tips_written"] += 1
+    async with reflector.writing:  # no other episode changes a record between its reading and its writing
+        for number in reversed(range(len(turns))):
+            later = number + STEPS
+            best = max((q for _, q in (await known(later)).values()), default=0.0) if later < len(turns) else 0.0
+            target = n_step_target(rewards, number, best)
+            turn, embedding = turns[number]
+            action = spoken(turn.reply)
+            record = (await known(number)).get(action)
+            q = target if record is None else record[1] + settings.memory.value_learning_rate * (target - record[1])
+            text = f'"{action[:_CHARACTERS]}" was worth {q:.2f} where this was seen: {turn.state[:_CHARACTERS]}'
+            text = " ".join(text.split())
+            if record is not None:
+                await memory.revise(record[0], text, q)
+            else:
+                name, step = f"{episode.rollout_id}/{number}", Step(turn.state, embedding, action)
+                await memory.add_episode(episode.tag.scope, name, text, q, success, [step])
+                services.metrics.counts["tips_written"] += 1
 
 
 def n_step_target(rewards: Sequence[float], step: int, best: float) -> float:

@@ -9,7 +9,7 @@ from empo2.recipe.messages import reply_of, spoken
 from empo2.recipe.protocol import is_success
 from empo2.recipe.trainer.advantages import compare_halves
 from empo2.recipe.trainer.rows import Turn
-from empo2.recipe.trainer.step_results import StepResults, groups_of
+from empo2.recipe.trainer.step_results import RolloutResult, StepResults, groups_of
 
 _TAGS = ("planning", "explore", "reflection", "monitor")
 _TAG = re.compile(rf"<({'|'.join(_TAGS)})>.*</\1>", re.DOTALL)
@@ -74,16 +74,13 @@ def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[Tu
         rewards |= {(rollout, turn.number): each for turn, each in zip(turns, earned, strict=True)}
     advantages = dict.fromkeys(rewards, 0.0)
     for group in groups_of(results.kept):
-        by_tag: defaultdict[str, list[Turn]] = defaultdict(list)
-        for turn in rewards:
-            if turn[0] in group and rewards[turn][0]:
-                by_tag[rewards[turn][0]].append(turn)
+        by_tag: defaultdict[str, dict[Turn, RolloutResult]] = defaultdict(dict)
+        for turn, (tag, _) in rewards.items():
+            if tag and turn[0] in group:
+                by_tag[tag][turn] = group[turn[0]]
         for turns in by_tag.values():
             advantages |= compare_halves(
-                turns,
-                lambda turn: results.kept[turn[0]].mode,
-                lambda members: [rewards[turn][1] for turn in members],
-                algorithm.normalize_by_std,
+                turns, lambda members: [rewards[turn][1] for turn in members], algorithm.normalize_by_std
             )
     tags = [tag for tag, _ in rewards.values()]
     tagged = [reward for tag, reward in rewards.values() if tag]

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +83,7 @@ class Episodes:
     def __init__(self) -> None:
         self._rollouts: dict[str, dict[str, Episode]] = {}  # by rollout and attempt
         self._concluded: set[str] = set()
-        self._replies: dict[str, dict[str, Replies]] = {}  # of rollouts without a tag
+        self.replies = upstream.PerRollout(lambda: defaultdict[str, Replies](Replies))  # of attempts without a tag
 
     def __len__(self) -> int:
         """Return the number of rollouts."""
@@ -95,14 +95,7 @@ class Episodes:
             return found
         if (tag := upstream.tag_of(rollout_id)) is None:
             return None
-        attempts = self._rollouts.setdefault(rollout_id, {})
-        if attempt_id not in attempts:
-            attempts[attempt_id] = Episode(rollout_id, attempt_id, tag)
-        return attempts[attempt_id]
-
-    def replies_of(self, rollout_id: str, attempt_id: str) -> Replies:
-        """Return the replies of an attempt at a rollout that is not tagged."""
-        return self._replies.setdefault(rollout_id, {}).setdefault(attempt_id, Replies())
+        return self._rollouts.setdefault(rollout_id, {}).setdefault(attempt_id, Episode(rollout_id, attempt_id, tag))
 
     def conclude(self, rollout_id: str) -> Episode | None:
         """Return, once for a tagged rollout that has ended, the episode of the attempt that counts."""
@@ -128,7 +121,6 @@ class Episodes:
     def forget(self, rollout_id: str) -> None:
         """Drop a rollout that the trainer has read."""
         self._rollouts.pop(rollout_id, None)
-        self._replies.pop(rollout_id, None)
         self._concluded.discard(rollout_id)
 
     def drop_unchanged(self, seconds: float) -> int:

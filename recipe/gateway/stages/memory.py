@@ -55,7 +55,7 @@ async def _call_of(
     if episode is not None and (training or episode.tag.read_only):
         return await prepare_call(services, episode, body)
     if episode is None and training and services.settings.algorithm.name == "grpo":
-        replies = episodes.replies_of(request.rollout_id, request.attempt_id)
+        replies = episodes.replies[request.rollout_id][request.attempt_id]
         return await prepare_plain_call(services, request.rollout_id, replies, body)
     return None
 
