@@ -1,4 +1,4 @@
-"""The table and the picture of the experiment in deep houses, for docs/learning.md, from what is kept so far."""
+"""The tables and the picture of the experiment in deep houses, from what is kept so far."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,28 +31,44 @@ from learning_report import (
 )
 from learning_statistics import Curve, curve, first_reach, p_of_pairs
 
+from empo2.agents.houses.tasks import coin_stream
+
 BEGIN = "<!-- made by experiments/learning.py report --plan deep -->"
+DETAILS = """# The details of the experiment in deep houses
+
+Made by experiments/learning.py report --plan deep; docs/learning.md says what the runs showed."""
 STAGES = ("claim", "passes", "described")
 PICTURE = "deep.png"
 OURS, PRIMARY, BESIDE = "internalise", ("grpo", "tuned"), "tuned-memory"
 
 
 def write_deep_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
-    """Write the claims' verdicts, the arms and the picture into docs/learning.md between the marks."""
+    """Write verdicts, arms and picture into docs/learning.md between the marks, what explains them beside the data."""
     kept = Kept(plan, results)
-    made = [missing(kept), frozen_start(kept), claims(kept), table_of_arms(kept)]
+    made = [frozen_start(kept), claims(kept), table_of_arms(kept)]
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
         draw_arms(kept, docs / PICTURE)
         made.append(f"![The arms in deep houses]({PICTURE})")
-    made += [table_of_adaptation(kept), adapted(kept), table_of_development(kept)]
-    between(docs / "learning.md", BEGIN, made)
+    between(docs / "learning.md", BEGIN, [*made, adapted(kept)])
+    details = [missing(kept), table_of_adaptation(kept), table_of_development(kept)]
+    (results / "README.md").write_text("\n\n".join((DETAILS, *filter(None, details))) + "\n")
 
 
 def adapted(kept: Kept) -> str:
-    """Return how the models' last trials with own notes differ from the start's."""
+    """Return how the models' last trials with own notes differ from the start's, and what they found in training."""
     titles, models = titles_of_models(kept), kept.plan["stages"]["adaptation"]["of"]
     told = [f"{titles[model]} {beside}" for model in models if (beside := against_start(kept, model))]
-    return f"In the last trial, against the warm start: {'; '.join(told)}." if told else ""
+    if not told:
+        return ""
+    args, found = kept.plan["stages"]["meta"]["settings"]["tasks"]["args"], []
+    houses = len({row["seed"] for row in coin_stream(**args, block=1)[0]})
+    for model in models:
+        if runs := kept.runs("meta", model).values():
+            coins = sum(len(run.facts["found"]) for run in runs)
+            found.append(f"{titles[model]} {coins} of {houses * len(runs)}")
+    return (
+        f"In the last trial, against the warm start: {'; '.join(told)}. Houses found in training: {'; '.join(found)}."
+    )
 
 
 def alone(kept: Kept, stage: str, arm: str) -> dict[int, np.ndarray]:

@@ -355,7 +355,8 @@ def test_the_report_of_deep_houses(tmp_path: Path):
     page.write_text(f"{report.BEGIN}\nother\n{report.END}\nbetween\n{deep.BEGIN}\nold\n{report.END}\nafter\n")
     deep.write_deep_report(plan, tmp_path, tmp_path)
     text = page.read_text()
-    assert text.startswith(f"{report.BEGIN}\nother\n{report.END}\nbetween\n{deep.BEGIN}\n\nKept of")
+    assert text.startswith(f"{report.BEGIN}\nother\n{report.END}\nbetween\n{deep.BEGIN}\n\n{report.END}")
+    assert "Kept of what was planned" in (tmp_path / "README.md").read_text()
     assert text.endswith(f"{report.END}\nafter\n") and not any(words in text for words in ("old", "| arm |", "Holm"))
 
     told = {"notes_true": [6, 8], "notes": {}}
@@ -377,19 +378,21 @@ def test_the_report_of_deep_houses(tmp_path: Path):
     for name, ends in (("warm-start.write", (0, 4)), ("meta-grpo-1.write", (0, 8)), ("meta-grpo-1.of-start", (2,))):
         parts = {f"seed 0, trial {n}, tasks": {"160": [end, 8]} for n, end in enumerate(ends)}
         (tmp_path / f"{name}.json").write_text(json.dumps({"parts": parts}))
+    keep_run(tmp_path, "meta-grpo-1", [{plans.SCORE: 0.0}], validations={}, found={"3": 5, "9": 6})
     deep.write_deep_report(plan, tmp_path, tmp_path)
     text = page.read_text()
     cells = "0 % (0 to 0) | 100 % (100 to 100) | 0 % | - | - | - | - | 25 % (25 to 25) | - | - |"
-    assert (
-        f"| GRPO: own notes | 1 | {cells}" in text and "| the warm start: own notes | 1 | 0 % (0 to 0) | 50 %" in text
-    )
+    details = (tmp_path / "README.md").read_text()
+    assert f"| GRPO: own notes | 1 | {cells}" in details
+    assert "| the warm start: own notes | 1 | 0 % (0 to 0) | 50 %" in details
     # Three pairs of one sign have p = 2/8 each; Holm's correction for two tests doubles the smaller one, and the other
     # cannot have less. Of six houses drawn none is of one of two kinds with 1/64, at most one with 7/64.
     assert "against GRPO: +100 points (+100 to +100), seed by seed +100, +100, +100; p = 0.5000 by Holm" in text
     assert "fine-tuned on its successes: +50 points (+17 to +83), seed by seed +50, +50, +50; p = 0.5000 by" in text
     assert "with memory, fine-tuned on its successes: +75 points (+58 to +92), seed by seed +75, +75, +75\n" in text
     assert "from GRPO; by +50 points from frozen start, fine-tuned on its successes; by +75 points from" in text
-    assert "In the last trial, against the warm start: GRPO +50 points (+50 to +50)." in text
+    assert "In the last trial, against the warm start: GRPO +50 points (+50 to +50). Houses found" in text
+    assert "Houses found in training: GRPO 2 of 16." in text
     cells = "100 % (100 to 100) | 100 % (100 to 100) | 50 % (50 to 50), 1 of 3 seeds | 6 of 6 |"
     assert f"| EMPO² (internalise, one epoch) | 3 | {cells} 75 % of 24 | 1 (3 of 3) | 2 |" in text
     assert "| GRPO | 3 | - | 0 % (0 to 0) | - | 0 of 6 | - | never | 2 |" in text
