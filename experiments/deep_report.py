@@ -49,8 +49,8 @@ def write_deep_report(plan: Mapping[str, Any], results: Path, docs: Path) -> Non
     if any(kept.runs("claim", arm) for _, arm, _ in kept.arms("claim")):
         draw_arms(kept, docs / PICTURE)
         made.append(f"![The arms in deep houses]({PICTURE})")
-    between(docs / "learning.md", BEGIN, [*made, adapted(kept)])
-    details = [missing(kept), table_of_adaptation(kept), table_of_development(kept)]
+    between(docs / "learning.md", BEGIN, made)
+    details = [missing(kept), table_of_adaptation(kept), adapted(kept), table_of_development(kept)]
     (results / "README.md").write_text("\n\n".join((DETAILS, *filter(None, details))) + "\n")
 
 
@@ -66,9 +66,8 @@ def adapted(kept: Kept) -> str:
         if runs := kept.runs("meta", model).values():
             coins = sum(len(run.facts["found"]) for run in runs)
             found.append(f"{titles[model]} {coins} of {houses * len(runs)}")
-    return (
-        f"In the last trial, against the warm start: {'; '.join(told)}. Houses found in training: {'; '.join(found)}."
-    )
+    last = f"In the last trial, against the warm start: {'; '.join(told)}."
+    return f"{last} Houses found in training: {'; '.join(found)}."
 
 
 def alone(kept: Kept, stage: str, arm: str) -> dict[int, np.ndarray]:

@@ -391,8 +391,8 @@ def test_the_report_of_deep_houses(tmp_path: Path):
     assert "fine-tuned on its successes: +50 points (+17 to +83), seed by seed +50, +50, +50; p = 0.5000 by" in text
     assert "with memory, fine-tuned on its successes: +75 points (+58 to +92), seed by seed +75, +75, +75\n" in text
     assert "from GRPO; by +50 points from frozen start, fine-tuned on its successes; by +75 points from" in text
-    assert "In the last trial, against the warm start: GRPO +50 points (+50 to +50). Houses found" in text
-    assert "Houses found in training: GRPO 2 of 16." in text
+    assert "In the last trial, against the warm start: GRPO +50 points (+50 to +50). Houses" in details
+    assert "Houses found in training: GRPO 2 of 16." in details
     cells = "100 % (100 to 100) | 100 % (100 to 100) | 50 % (50 to 50), 1 of 3 seeds | 6 of 6 |"
     assert f"| EMPO² (internalise, one epoch) | 3 | {cells} 75 % of 24 | 1 (3 of 3) | 2 |" in text
     assert "| GRPO | 3 | - | 0 % (0 to 0) | - | 0 of 6 | - | never | 2 |" in text
