@@ -28,6 +28,7 @@ from learning_report import (
     table_of_adaptation,
     table_of_development,
     titles_of_models,
+    write_details,
 )
 from learning_statistics import Curve, curve, first_reach, p_of_pairs
 
@@ -51,7 +52,7 @@ def write_deep_report(plan: Mapping[str, Any], results: Path, docs: Path) -> Non
         made.append(f"![The arms in deep houses]({PICTURE})")
     between(docs / "learning.md", BEGIN, made)
     details = [missing(kept), table_of_adaptation(kept), adapted(kept), table_of_development(kept)]
-    (results / "README.md").write_text("\n\n".join((DETAILS, *filter(None, details))) + "\n")
+    write_details(results, DETAILS, details)
 
 
 def adapted(kept: Kept) -> str:

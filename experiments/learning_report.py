@@ -144,7 +144,12 @@ def write_report(plan: Mapping[str, Any], results: Path, docs: Path) -> None:
         table_of_probes(kept),
         table_of_notes(kept),
     ]
-    (results / "README.md").write_text("\n\n".join((DETAILS, *filter(None, details))) + "\n")
+    write_details(results, DETAILS, details)
+
+
+def write_details(results: Path, begin: str, details: Sequence[str]) -> None:
+    """Write a page beside the data: its beginning, and the parts that are not empty."""
+    (results / "README.md").write_text("\n\n".join((begin, *filter(None, details))) + "\n")
 
 
 def between(page: Path, begin: str, made: Sequence[str]) -> None:

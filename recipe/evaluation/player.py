@@ -4,7 +4,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -52,7 +52,7 @@ class Player:
     client: httpx.Client  # of the gateway, with its admin key
     settings: Settings  # agent, scope and limits
     check: Callable[[], object]  # called again and again while episodes are played; raises to stop
-    _seen: int = 0  # rollouts in agent-lightning's list of those that have ended
+    _seen: int = field(default=0, init=False)  # rollouts in agent-lightning's list of those that have ended
 
     def play(self, episodes: Sequence[Planned]) -> Iterator[Result]:
         """Yield the result of each episode, as they end. More are in the queue than can run, but never all.

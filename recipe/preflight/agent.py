@@ -41,7 +41,7 @@ def check_fields(settings: Settings, where: str, rows: Sequence[Mapping[str, Any
 
 
 def check_rows(settings: Settings, where: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse rows, as `check_fields`, also those that do not fit the scope or a text game of this package."""
+    """Refuse rows as `check_fields`, and those that do not fit a text game of this package."""
     check_fields(settings, where, rows)
     if (episode := getattr(imported(settings.agent.name, "agent.class"), "episode", None)) is None:
         return

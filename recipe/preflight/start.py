@@ -24,7 +24,7 @@ class Start:
     pretended: Card | None = None  # stands in the place of each of ``hardware.gpus_per_node``
     say: Callable[[str], object] = lambda _: None  # is told which nodes of a cluster are waited for
     seconds: float = 0  # that they are waited for
-    errors: set[str] = field(default_factory=set)  # that checks have met
+    errors: set[str] = field(default_factory=set, init=False)  # that checks have met
 
     @cached_property
     def model(self) -> str:

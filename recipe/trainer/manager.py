@@ -34,7 +34,7 @@ from transformers import PretrainedConfig
 
 from empo2.recipe.config import Algorithm, Settings
 from empo2.recipe.errors import NoUsableRollouts
-from empo2.recipe.failures import error_of, first_error
+from empo2.recipe.failures import first_error
 from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.marked_lines import say_note
 from empo2.recipe.protocol import CONTINUED, TAG, Mode, RolloutTag, StepProgress, scope_of, whole_events
@@ -224,7 +224,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
                 rollout_state=rollout.status.state,
                 error_message=rollout.status.error_message,
             )
-            self.results.drop(unread, "unreadable", str(error_of(error)))
+            self.results.drop_unreadable(unread, error)
             return unread
 
     def _fetch_rollout_events(self, rollout_id: str) -> tuple[list[Event], list[Event]]:

@@ -116,7 +116,7 @@ class StepResults:
             except Unusable as why:
                 self.drop(rollout, why.reason, why.error)
             except Exception as error:  # the calls and events of others: none of them ends the run
-                self.drop(rollout, "unreadable", str(error_of(error)))
+                self.drop_unreadable(rollout, error)
         if is_train:
             sizes = Counter(rollout.data_id for rollout in usable)
             for rollout in usable:
@@ -202,6 +202,10 @@ class StepResults:
         self.calls.setdefault(rollout.rollout_id, [])
         said = str(error or reported_error(rollout.events) or rollout.error_message or "")
         self.dropped[rollout.rollout_id] = DroppedRollout(reason, said, panel_of(rollout), mode_of(rollout))
+
+    def drop_unreadable(self, rollout: CompletedRollout, error: Exception) -> None:
+        """Drop a rollout whose calls, events or reward cannot be read."""
+        self.drop(rollout, "unreadable", str(error_of(error)))
 
 
 def groups_of(results: Results) -> list[Results]:

@@ -91,12 +91,13 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
     "vllm/utils/system_utils.py": ["def get_mp_context ... multiprocessing.get_context(mp_method)"],
     # ... why it compiles nothing: enforce_eager leaves this function
     "vllm/v1/sample/ops/logprobs.py": ["@torch.compile(backend=current_platform.simple_compile_backend)"],
-    # compat/verl.py: what a CPU would be called, torch's store, what FSDP2 asks once and peft freezes
-    "verl/utils/distributed.py": ['f"cpu:gloo,{get_device_name()}:{get_nccl_backend()}"'],
-    "vllm/platforms/interface.py": ["def get_device_uuid ... raise NotImplementedError"],
+    # memory/cpu.py: why the executor is named by its class
     "vllm/platforms/cpu.py": [
         'distributed_executor_backend == "uni": parallel_config.distributed_executor_backend = "mp"'
     ],
+    # compat/verl.py: what a CPU would be called, torch's store, what FSDP2 asks once and peft freezes
+    "verl/utils/distributed.py": ['f"cpu:gloo,{get_device_name()}:{get_nccl_backend()}"'],
+    "vllm/platforms/interface.py": ["def get_device_uuid ... raise NotImplementedError"],
     "torch/distributed/rendezvous.py": ["is_master=start_daemon, timeout=timeout, multi_tenant=True, use_libuv="],
     "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py": [
         "def _init_mp_dtypes ... self._orig_dtype = next(iter(orig_dtypes)) if trainable_params else None",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from empo2.memory.cpu import EXECUTOR
 from empo2.recipe.config import load_settings
 from empo2.recipe.files import models
 from empo2.recipe.files.models import SMOLLM2, resolve_model
@@ -135,3 +136,4 @@ def test_the_parser_reaches_vllm():
     config = build_verl_config(settings, tool_parser="hermes", **given)
     engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
     assert (engine.enable_auto_tool_choice, engine.tool_call_parser) == (True, "hermes")
+    assert engine.distributed_executor_backend == EXECUTOR
