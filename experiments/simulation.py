@@ -19,6 +19,7 @@ import fnmatch
 import itertools
 import json
 import math
+import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -49,6 +50,7 @@ from empo2.recipe.protocol import Mode  # noqa: E402
 from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating  # noqa: E402
 from empo2.recipe.trainer.manager import draw_tags  # noqa: E402
 from empo2.recipe.trainer.objective import hybrid_loss  # noqa: E402
+from empo2.recipe.trainer.replay import Replay, joined  # noqa: E402
 from empo2.recipe.trainer.step_results import RolloutResult  # noqa: E402
 from empo2.recipe.trainer.updates import plan_updates, planned_batch  # noqa: E402
 
@@ -92,7 +94,7 @@ class Arm:
     """One way to train, `settings` being those of `algorithm`.
 
     intrinsic: of INTRINSIC. distinct: 1/n is earned once per state and episode, not per visit.
-    replay: a group without notes and without a success has a stored one in the place of its first rollout.
+    stand_in: a group without notes and without a success has a stored one in the place of its first rollout.
     start_share: of the rollouts without notes, those that the start's weights play.
     teach_back: where rollouts without notes do better than those with, their moves are distilled into the policy with.
     imitate: no reinforcement; the start plays, and the weights are fine-tuned on all ways that were found.
@@ -101,13 +103,17 @@ class Arm:
     settings: Mapping[str, Any] = field(default_factory=dict)
     intrinsic: str = "as set"
     distinct: bool = False
-    replay: bool = False
+    stand_in: bool = False
     start_share: float = 0.0
     teach_back: bool = False
     imitate: bool = False
     rates: Sequence[float] = RATES
     houses: int = 4
     episodes: int = 480  # in each house
+
+    @property
+    def steps(self) -> int:
+        return self.houses * self.episodes // (self.settings["tasks_per_step"] * self.settings["rollouts_per_task"])
 
     def changed(self, settings: Mapping[str, Any] | None = None, **changes: Any) -> "Arm":
         return replace(self, settings={**self.settings, **(settings or {})}, **changes)
@@ -122,6 +128,7 @@ PAPER = BASE.changed({"memory_probability": 0.25, "off_policy_probability": 0.66
 INTERNALISE = BASE.changed({"form": "internalise", "off_policy_probability": 0.6667})
 PAIRED = INTERNALISE.changed({"off_policy_loss": "ratio", "kl_coefficient": 0.0})
 DISTILLED = INTERNALISE.changed({"kl_coefficient": 0.0})
+RIVAL = GRPO.changed({"memory_probability": 1.0, "off_policy_probability": 0.0}, imitate=True)
 
 
 def _suites() -> dict[str, dict[str, Arm]]:
@@ -130,9 +137,7 @@ def _suites() -> dict[str, dict[str, Arm]]:
     forms = {
         "start, not trained": GRPO.changed(rates=(0.0,)),
         "start plays, fine-tuned": GRPO.changed(imitate=True),
-        "start plays with notes, fine-tuned": GRPO.changed(
-            {"memory_probability": 1.0, "off_policy_probability": 0.0}, imitate=True
-        ),
+        "start plays with notes, fine-tuned": RIVAL,
         "grpo": GRPO,
         "grpo, 1/n": GRPO.changed(normalized),
         "grpo, 1/n plain": GRPO.changed(PLAIN),
@@ -171,7 +176,7 @@ def _suites() -> dict[str, dict[str, Arm]]:
         for name, arm in rivals.items()
         for how, change in {
             "as it is": {},
-            "replay": {"replay": True},
+            "with stand-ins": {"stand_in": True},
             "a quarter by the start": {"start_share": 0.25},
         }.items()
     }
@@ -184,7 +189,20 @@ def _suites() -> dict[str, dict[str, Arm]]:
         "internalise": INTERNALISE,
         "internalise, taught back": INTERNALISE.changed(teach_back=True),
     }
-    return {"forms": forms, "intrinsic": intrinsic, "K and p": drawn, "exploration": explored, "retention": held}
+    replayed = {
+        f"internalise, {epochs} epochs, replay {count}": INTERNALISE.changed(
+            {"tasks_per_step": 2, "update_epochs": epochs, "replay": count}, episodes=96
+        )
+        for epochs, count in itertools.product((1, 3), (0, 1, 2, 4))
+    } | {"start plays with notes, fine-tuned": RIVAL.changed({"tasks_per_step": 2}, episodes=96)}
+    return {
+        "forms": forms,
+        "intrinsic": intrinsic,
+        "K and p": drawn,
+        "exploration": explored,
+        "retention": held,
+        "replay": replayed,
+    }
 
 
 SUITES = _suites()
@@ -227,8 +245,9 @@ class Trainer:
         self.houses = Houses(seeds, arm.houses, depth, self._generator)
         self._optimizer = torch.optim.Adam(self.net.tensors, lr=rate)
         self._of_seed = [algorithm.model_copy(update={"seed": number}) for number in range(seeds)]
-        self._groups = [f"{s} {h}" for s in range(seeds) for h in range(arm.houses) for _ in range(self._players)]
-        self._names = [f"{group} {number % self._players}" for number, group in enumerate(self._groups)]
+        self._replays = [Replay(each) for each in self._of_seed]
+        self._orders = random.Random(0)
+        self._ahead: list[int] = []  # houses that are played before all are drawn again
         self._sums: list[dict[str, float]] = []
         self._idle: list[float] = []
         self._config = FSDPActorConfig(
@@ -246,37 +265,44 @@ class Trainer:
         )
 
     def step(self, number: int) -> None:
-        """Play every house, remember, update."""
-        shape = (self._seeds, self._arm.houses, self._players)
-        count = self._arm.houses * self._players
+        """Play ``tasks_per_step`` houses, remember, update."""
+        tasks = self._algorithm.tasks_per_step
+        self._ahead = self._ahead or self._orders.sample(range(self._arm.houses), self._arm.houses)
+        chosen, self._ahead = sorted(self._ahead[:tasks]), self._ahead[tasks:]
+        houses = self.houses.chosen(chosen)
+        shape = (self._seeds, tasks, self._players)
+        count = tasks * self._players
+        self._groups = [f"{s} {h}" for s in range(self._seeds) for h in chosen for _ in range(self._players)]
+        self._names = [f"{group} {number % self._players}" for number, group in enumerate(self._groups)]
         tags = (draw_tags(algorithm, number, self._players) for algorithm in self._of_seed)
         modes = [mode for each in tags for mode, _ in itertools.islice(each, count)]
         noted = torch.tensor([mode.memory for mode in modes]).view(shape)
         share = torch.rand(shape, generator=self._generator) < self._arm.start_share
         by_start = torch.full(shape, True) if self._arm.imitate else share & ~noted
-        known = copy(self.houses)  # with the notes of now
-        played = play(self.net, self._start, self.houses, noted, by_start, self._arm.distinct, self._generator)
-        had = self.houses.found.clone()
-        remember(self.houses, played)
+        known = copy(houses)  # with the notes of now
+        played = play(self.net, self._start, houses, noted, by_start, self._arm.distinct, self._generator)
+        had = houses.found.clone()
+        remember(houses, played)
+        self.houses.learn(chosen, houses)
         if self._arm.imitate:
             self._update(self._imitated())
             return
-        if self._arm.replay:
-            self._replay(played, had & ~noted.any(-1))
-        self._update(self._reinforced(played, modes, known))
+        if self._arm.stand_in:
+            self._stand_in(houses, played, had & ~noted.any(-1))
+        self._update(self._with_stored(number, *self._reinforced(played, modes, known)))
 
-    def _ways(self) -> dict[str, torch.Tensor]:
-        """Return the right doors of every house without notes, as rows, [seeds, houses, junctions, ...]."""
-        at = torch.arange(self._depth).expand(self.houses.right.shape)
-        inputs = self.houses.inputs(at, torch.zeros(*at.shape, DOORS), torch.zeros_like(at, dtype=torch.bool))
+    def _ways(self, houses: Houses) -> dict[str, torch.Tensor]:
+        """Return the right doors of houses without notes, as rows, [seeds, houses, junctions, ...]."""
+        at = torch.arange(self._depth).expand(houses.right.shape)
+        inputs = houses.inputs(at, torch.zeros(*at.shape, DOORS), torch.zeros_like(at, dtype=torch.bool))
         with torch.no_grad():
             old = self.net.log_probs(inputs)
-        return {"inputs": inputs, "doors": self.houses.right, "mask": torch.ones_like(at, dtype=torch.bool), "old": old}
+        return {"inputs": inputs, "doors": houses.right, "mask": torch.ones_like(at, dtype=torch.bool), "old": old}
 
-    def _replay(self, played: Played, may: torch.Tensor) -> None:
+    def _stand_in(self, houses: Houses, played: Played, may: torch.Tensor) -> None:
         """Put a house's way into its group that has no success; its ratio begins at 1, as if it were played now."""
         where = (may & ~played.success.any(-1)).nonzero(as_tuple=True)
-        ways = {name: value[where] for name, value in self._ways().items()}
+        ways = {name: value[where] for name, value in self._ways(houses).items()}
         first = (*where, torch.zeros_like(where[0]))
         played.as_sent[first] = played.tip_free[first] = ways["inputs"]
         played.doors[first], played.mask[first], played.old[first] = ways["doors"], ways["mask"], ways["old"]
@@ -284,20 +310,33 @@ class Trainer:
 
     def _imitated(self) -> DataProto:
         """Return one row of each house, its way, with an advantage of 1 if it was ever found."""
-        rows = {name: value.flatten(0, 1) for name, value in self._ways().items()}
-        names = self._groups[:: self._players]
+        rows = {name: value.flatten(0, 1) for name, value in self._ways(self.houses).items()}
+        names = [f"{seed} {house}" for seed in range(self._seeds) for house in range(self._arm.houses)]
         seed = torch.arange(self._seeds).repeat_interleave(self._arm.houses)
         batch = self._batch(rows, names, names, seed)
         found = dict(zip(names, self.houses.found.float().flatten().tolist(), strict=True))
         _set_advantages(batch, {name: RolloutResult(name, Mode.of(memory=False), 0.0) for name in names}, found)
         return batch
 
-    def _reinforced(self, played: Played, modes: list[Mode], known: Houses) -> DataProto:
-        """Return the rows of a step's rollouts with the project's advantages."""
+    def _with_stored(self, number: int, batch: DataProto, results: Mapping[str, RolloutResult]) -> DataProto:
+        """Return a step's rows, and after them the stored ones that each seed trains again."""
+        if not self._algorithm.replay:
+            return batch
+        others: list[DataProto] = []
+        for seed, replay in enumerate(self._replays):
+            others += replay.drawn(number)
+            own = batch.select_idxs((batch.batch["seed"] == seed).nonzero()[:, 0])
+            replay.store(own, {name: results[name] for name in own.non_tensor_batch["rollout_id_list"]})
+        return joined(batch, others)
+
+    def _reinforced(
+        self, played: Played, modes: list[Mode], known: Houses
+    ) -> tuple[DataProto, dict[str, RolloutResult]]:
+        """Return the rows of a step's rollouts with the project's advantages, and the rollouts."""
         algorithm, names, groups = self._algorithm, [*self._names], [*self._groups]
         outside, novelty = played.success.float().flatten().tolist(), played.intrinsic.flatten().tolist()
         results = {
-            name: RolloutResult(group, mode, return_, intrinsic)
+            name: RolloutResult(group, mode, return_, intrinsic, task={"house": group})
             for name, group, mode, return_, intrinsic in zip(names, groups, modes, outside, novelty, strict=True)
         }
         advantages = INTRINSIC[self._arm.intrinsic](results, algorithm)
@@ -338,7 +377,7 @@ class Trainer:
             batch.batch["old_log_probs"] = torch.where(off_policy, now, batch.batch["old_log_probs"])
         learning = (batch.batch["advantage"] != 0) | batch.batch["distilled"]
         self._idle.append(1 - len({groups[row] for row in learning.nonzero().flatten().tolist()}) / len(set(groups)))
-        return batch
+        return batch, results
 
     def _batch(
         self, rows: dict[str, torch.Tensor], names: list[str], groups: list[str], seed: torch.Tensor
@@ -474,14 +513,13 @@ def better_without(results: Mapping[str, RolloutResult]) -> set[str]:
 
 def run(arm: Arm, rate: float, depth: int, seeds: int, tick: Callable[[], object] = lambda: None) -> Outcome:
     """Train an arm at a rate, and return what came of each seed."""
-    players = int(arm.settings["rollouts_per_task"])
-    trainer, steps = Trainer(arm, rate, depth, seeds), arm.episodes // players
+    trainer, steps = Trainer(arm, rate, depth, seeds), arm.steps
     curve = []
     for number in range(steps):
         trainer.step(number)
         curve.append(trainer.houses.solved(trainer.net, noted=False).mean(1).numpy())
         tick()
-    return trainer.outcome(np.array(curve), players * np.arange(1, steps + 1))
+    return trainer.outcome(np.array(curve), arm.episodes * np.arange(1, steps + 1) / steps)
 
 
 def _cell(values: np.ndarray, percent: bool = True) -> str:
@@ -519,7 +557,7 @@ def main() -> None:
         arms = {name: arm for name, arm in SUITES[suite].items() if fnmatch.fnmatch(name, arguments.arm)}
         best: dict[str, tuple[float, Outcome]] = {}
         with Progress(console=Console(stderr=True), transient=True) as progress:
-            total = sum(len(arm.rates) * (arm.episodes // arm.settings["rollouts_per_task"]) for arm in arms.values())
+            total = sum(len(arm.rates) * arm.steps for arm in arms.values())
             task = progress.add_task(f"{suite}, {world}", total=total)
             for name, rate in ((name, rate) for name, arm in arms.items() for rate in arm.rates):
                 it = run(arms[name], rate, DEPTHS[world], arguments.seeds, partial(progress.advance, task))

@@ -4,6 +4,7 @@ All seeds are one tensor's first dimension.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 
@@ -71,6 +72,8 @@ def reader(seeds: int, updates: int = 400) -> Net:
 class Houses:
     """The houses of all seeds, and what is known of them: [seeds, houses, junctions, ...]."""
 
+    _KNOWN = ("good", "dead", "visits", "found")
+
     def __init__(self, seeds: int, houses: int, depth: int, generator: torch.Generator) -> None:
         shape = (seeds, houses, depth)
         self.depth = depth
@@ -79,6 +82,18 @@ class Houses:
         self.good, self.dead = torch.zeros(*shape, DOORS), torch.zeros(*shape, DOORS)
         self.visits = torch.zeros(seeds, houses, depth * (1 + DOORS) + 1)  # junctions, dead ends, the coin's room
         self.found = torch.zeros(seeds, houses, dtype=torch.bool)
+
+    def chosen(self, places: Sequence[int]) -> "Houses":
+        """Return some of the houses, as a copy."""
+        made = copy(self)
+        for name in (*self._KNOWN, "code", "right"):
+            setattr(made, name, getattr(self, name)[:, places])
+        return made
+
+    def learn(self, places: Sequence[int], houses: "Houses") -> None:
+        """Take over what became known of these houses."""
+        for name in self._KNOWN:
+            getattr(self, name)[:, places] = getattr(houses, name)
 
     def inputs(self, at: torch.Tensor, tried: torch.Tensor, noted: torch.Tensor) -> torch.Tensor:
         """Return what the policy reads; at, noted: [seeds, houses, players]."""

@@ -134,6 +134,7 @@ class Algorithm(_Section):
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]
     off_policy_loss: Literal["ratio", "distillation", "reverse-distillation"]
     distillation_coefficient: Annotated[float, Field(gt=0)]
+    replay: NotNegative
     success_return: float
     failure_return: float
     return_scale: Annotated[float, Field(gt=0)] | None
@@ -493,6 +494,9 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     if algorithm.distills and algorithm.off_policy_old_log_probs == "tip-free":
         loss = f"algorithm.off_policy_loss={algorithm.off_policy_loss!r}"
         yield f"{loss}: has no ratio that needs algorithm.off_policy_old_log_probs='tip-free'; set that to with-tips"
+    if algorithm.replay and not algorithm.distills:
+        fix = "take 0, or algorithm.off_policy_loss=distillation"
+        yield f"algorithm.replay={algorithm.replay}: what old weights sampled is trained by distillation alone; {fix}"
     if algorithm.name == "grpo" and algorithm.form != "paper":
         yield f"algorithm.form={algorithm.form!r}: is a form of EMPO²; with algorithm.name='grpo' leave it at 'paper'"
     with_tips = algorithm.name == "empo2" and algorithm.memory_probability > 0 and algorithm.off_policy_probability < 1

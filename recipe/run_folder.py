@@ -16,6 +16,7 @@ type Row = dict[str, float]
 """One step's metrics by name, ``step`` among them; metrics that were not measured, or not finite, are absent."""
 
 MEMORY_FILE = "memory.sqlite"
+REPLAY_FILE = "replay.pt"  # stored successes, see trainer/replay.py
 METRICS_FILE = "metrics.jsonl"
 EPISODES_FILE = "episodes.jsonl"  # one trained episode of each step
 ROLLOUTS = "rollouts"  # a folder, see rollout_log.py

@@ -19,6 +19,7 @@ from empo2.recipe.config import Settings
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.gateway_client import GatewayClient
 from empo2.recipe.trainer.manager import TASK, Empo2RolloutManager, vocabulary_of
+from empo2.recipe.trainer.replay import Replay
 from empo2.recipe.trainer.shown_rollouts import RunRecords
 from empo2.recipe.trainer.step_results import staleness
 from empo2.recipe.trainer.tracking import training_metrics
@@ -53,6 +54,7 @@ class PlayingTrainer(AgentLightningRayPPOTrainer):
     Attributes:
         manager: of the rollouts that are played or were played last; its ``results`` say what became of them.
         records: what the run's folder keeps.
+        replay: stored successes.
     """
 
     manager: Empo2RolloutManager
@@ -61,6 +63,7 @@ class PlayingTrainer(AgentLightningRayPPOTrainer):
         super().__init__(*args, **kwargs)
         self.settings = settings
         self.gateway = gateway
+        self.replay = Replay(settings.algorithm)
         self.records = RunRecords(OmegaConf.select(self.config, "empo2.run_directory"), settings.run, self.tokenizer)
         # The steps are counted. Tasks are drawn ahead, or drawn again, so that epochs may be over before the steps are.
         self.config.trainer.total_epochs = sys.maxsize

@@ -13,6 +13,7 @@ from empo2.recipe import baselines
 from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating
 from empo2.recipe.trainer.passes import old_log_probs, reference_log_probs, rows_with_kl, update_policy
 from empo2.recipe.trainer.play import PlayingTrainer
+from empo2.recipe.trainer.replay import joined
 from empo2.recipe.trainer.rows import add_by_turn, distill, set_advantages, update_results
 from empo2.recipe.trainer.tracking import entropies, name_sums, row_metrics, say_step
 from empo2.recipe.trainer.updates import planned_batch, what_was_masked
@@ -45,12 +46,20 @@ def train_step(
         of_turns, of_paper = paper.turn_advantages(results, algorithm)
         add_by_turn(batch, results, of_turns)
         metrics |= of_paper
-    if algorithm.distills and batch.batch["off_policy"].any():
+    replayed = trainer.replay.drawn(trainer.global_steps)
+    if algorithm.distills and (batch.batch["off_policy"].any() or replayed):
         metrics |= distill(batch, worth_imitating(results.kept, algorithm), results)
     trainer.records.note_rollouts(trainer.manager, trainer.global_steps, "training", advantages)
     metrics |= of_rows | row_metrics(batch, of_rows, results.kept, algorithm)
     say_step(trainer.global_steps, metrics, results.kept, algorithm, paper)
     trainer.checkpoint_manager.sleep_replicas()  # vLLM makes room
+
+    # Replay. Until the update is done, rows of earlier steps' successes follow the step's own.
+    own = len(batch)
+    if algorithm.replay:
+        trainer.replay.store(batch, results.kept)
+        batch = joined(batch, replayed)
+        metrics["empo2/replayed_rows"] = len(batch) - own
 
     # Old log-probs. They are vLLM's, of the prompts as sent: those of off-policy rows were taken with their tips.
     with marked_timer("old_log_prob", timing):
@@ -76,6 +85,7 @@ def train_step(
     with marked_timer("update_actor", timing):
         sums = update_policy(trainer, planned, size)
     masked, updated = what_was_masked(batch, planned, sums.pop("actor/masked_at"))
+    batch, masked, updated = batch[:own], masked[:own], updated[:own]
     trainer.gateway.updated(trainer.global_steps, update_results(batch, results, masked, updated))
     trainer.records.note_update(trainer.global_steps, batch, results.kept, masked, updated)
 

@@ -94,6 +94,8 @@ class Empo2Trainer(PlayingTrainer):
         self.config.trainer.max_actor_ckpt_to_keep = keep
         if self.settings.algorithm.name == "empo2":
             self.gateway.snapshot(self._checkpoint / run_folder.MEMORY_FILE)
+        if self.settings.algorithm.replay:
+            self.replay.save(self._checkpoint / run_folder.REPLAY_FILE)
         run_folder.mark_complete(self._checkpoint)
         if keep:
             run_folder.remove_old_checkpoints(self._checkpoint.parent, keep)
@@ -111,3 +113,5 @@ class Empo2Trainer(PlayingTrainer):
                 self.train_dataloader.load_state_dict(torch.load(order, weights_only=False))
             if self.settings.algorithm.name == "empo2":
                 self.gateway.restore(folder / run_folder.MEMORY_FILE)
+            if (stored := folder / run_folder.REPLAY_FILE).exists():
+                self.replay.load(stored)

@@ -30,6 +30,7 @@ from empo2.recipe.rollout_log import read_calls, read_rollouts, write_rollouts
 from empo2.recipe.run_folder import complete_checkpoints, last_checkpoint, step_of
 from empo2.recipe.trainer.advantages import rollout_advantages, worth_imitating
 from empo2.recipe.trainer.passes import old_log_probs, reference_log_probs, rows_with_kl
+from empo2.recipe.trainer.replay import Replay
 from empo2.recipe.trainer.rows import add_masks, distill, set_advantages
 from empo2.recipe.trainer.shown_rollouts import RunRecords, call_rows, episode_record
 from empo2.recipe.trainer.step_results import DroppedRollout, StepResults
@@ -231,6 +232,7 @@ class StepUnderTest(Empo2Trainer):
         self.resource_pool_manager: Any = SimpleNamespace(get_n_gpus=lambda: gpus)
         self.tokenizer, self.processor = SimpleNamespace(**vars(WORDS), pad_token_id=0), None
         self.records = RunRecords(folder and str(folder), self.settings.run, self.tokenizer)
+        self.replay = Replay(self.settings.algorithm)
         self.pushed: list[int] = []
         self.checkpoint_manager: Any = SimpleNamespace(sleep_replicas=lambda: None, update_weights=self.pushed.append)
         self.told: list[Any] = []
@@ -448,14 +450,19 @@ def test_old_and_reference_log_probs() -> None:
     assert reference.any(-1).nonzero().tolist() == [[3]] and len(trainer.forwarded) == 8  # that row, and fillers
 
 
+def with_teachers(rollouts: list[CompletedRollout]) -> list[CompletedRollout]:
+    for rollout_ in rollouts:
+        size = len(rollout_.events[0]["data"]["response"]["choices"][0]["token_ids"])
+        tops = {"top_tokens": [[*range(21)]] * size, "top_log_probs": [[-3.5] * 21] * size}  # 20 are taken
+        rollout_.events[1]["data"] |= tops
+    return rollouts
+
+
 @pytest.mark.parametrize(("loss", "flat"), [("ratio", 1.0), ("distillation", 0.0)])
 def test_a_step_in_which_all_with_tips_succeed_is_distilled(loss: str, flat: float) -> None:
     """Its advantages are 0, and yet it has a gradient; without distillation it has none."""
     rollouts = played({"g-0": 100.0, "g-1": 100.0}, OFF_POLICY)
-    for rollout_ in rollouts:
-        size = len(rollout_.events[0]["data"]["response"]["choices"][0]["token_ids"])
-        tops = {"top_tokens": [[*range(21)]] * size, "top_log_probs": [[-3.5] * 21] * size}  # 20 are taken
-        rollout_.events[1]["data"] |= tops if rollout_.rollout_id == "g-0" else {}
+    with_teachers(rollouts[:1])
     trainer = StepUnderTest(rollouts, f"algorithm.off_policy_loss={loss}")
     trainer.use_reference_policy = False
     metrics, batch = trainer.step()
@@ -465,6 +472,41 @@ def test_a_step_in_which_all_with_tips_succeed_is_distilled(loss: str, flat: flo
     untaught = int(batch.batch["response_mask"][1].sum())  # played() records no likeliest tokens
     assert metrics.get("empo2/untaught_tokens") == (None if flat else untaught)
     assert (trainer.trained["token_weight"] > 0).sum() == 1  # flat: an update keeps one row
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_successes_are_trained_again_in_later_steps(count: int, tmp_path: Path) -> None:
+    """The newest of each task, with its teacher, as one rollout more; the step's records and metrics are its own."""
+    returns = {"g-0": 100.0, "g-1": 3.0, "h-2": 100.0, "h-3": 100.0, "i-4": 20.0, "i-5": 10.0}
+    rollouts = with_teachers(played(returns, OFF_POLICY))
+    for rollout_ in rollouts:
+        rollout_.input = {"house": rollout_.data_id}
+    trainer = StepUnderTest(rollouts, "algorithm.off_policy_loss=distillation", f"algorithm.replay={count}")
+    trainer.use_reference_policy = False
+    metrics, first = trainer.step()
+    assert (metrics["empo2/distilled_rows"], metrics["empo2/replayed_rows"]) == (4, 0)  # i-4 succeeded in nothing
+    first = first[[0, 3]]
+    assert first.non_tensor_batch["rollout_id_list"].tolist() == ["g-0", "h-3"]
+
+    trainer.replay.save(tmp_path / "replay.pt")
+    trainer.replay = Replay(trainer.settings.algorithm)
+    trainer.replay.load(tmp_path / "replay.pt")
+    trainer.rollouts = played({"j-6": 10.0, "j-7": 50.0}, NO_MEMORY)
+    metrics, batch = trainer.step()
+    assert metrics["empo2/replayed_rows"] == (shown := min(count, 2))
+    assert batch.non_tensor_batch["rollout_id_list"].tolist() == ["j-6", "j-7"]
+    assert [result.rollout_id for result in trainer.told[-1][1]] == ["j-6", "j-7"]
+    assert metrics["training/n_sample_trained"] == 2 and metrics["critic/score/max"] == 50
+    again = trainer.trained["distilled"].nonzero()[:, 0].tolist()
+    assert len(again) == shown and (trainer.trained["token_weight"] > 0).sum() == 2 + shown
+    trained = {name: column.unbind() for name, column in trainer.trained.items() if isinstance(column, torch.Tensor)}
+    for row in again:
+        length = int(trained["response_mask"][row].sum())
+        source = first[[int(mask.sum()) for mask in first.batch["response_mask"]].index(length)]
+        assert source.batch["teacher_log_probs"][:length].isfinite().any(-1).all()
+        for key in ("teacher_tokens", "teacher_log_probs"):
+            assert trained[key][row][:length].tolist() == source.batch[key][:length].tolist()
+        assert not trained["advantages"][row].any() and trained["off_policy"][row]
 
 
 @pytest.mark.parametrize(("states", "shared", "both"), [("aabc", 0.5, 2 * 0.70711), ("abcd", 0.0, 0.70711)])

@@ -1,0 +1,75 @@
+"""Stored successes with tips, which later steps train again without their tips; docs/algorithm.md, "Replay"."""
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+from verl import DataProto
+
+from empo2.recipe.config import Algorithm
+from empo2.recipe.json_text import dumped
+from empo2.recipe.protocol import is_success
+from empo2.recipe.trainer.step_results import Results
+
+_STORED = 256  # tasks; of a rollout of 6,000 sampled tokens the teachers take a megabyte
+
+
+class Replay:
+    """The distilled rows of each task's newest success, of the tasks that succeeded last.
+
+    Their teacher is that of the step in which they were played. A KL to it has no ratio, so that rows may be old.
+    """
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+        self._rows: dict[bytes, DataProto] = {}  # by task, the newest last
+
+    def drawn(self, step: int) -> list[DataProto]:
+        """Return the rows of ``algorithm.replay`` tasks, or of all if there are fewer, drawn anew in each step."""
+        stored = list(self._rows.values())
+        return random.Random(f"{self._algorithm.seed} {step}").sample(stored, min(self._algorithm.replay, len(stored)))
+
+    def store(self, batch: DataProto, results: Results) -> None:
+        """Store the distilled rows of rollouts that succeeded.
+
+        Args:
+            batch: all rows of a step, as `rows.distill` leaves them.
+        """
+        ids, distilled = batch.non_tensor_batch["rollout_id_list"], batch.batch["distilled"].numpy()
+        for rollout, result in results.items():
+            rows = np.flatnonzero((ids == rollout) & distilled)
+            if len(rows) and is_success(result.return_, self._algorithm.success_return):
+                task = dumped(result.task, sort_keys=True)
+                self._rows.pop(task, None)
+                self._rows[task] = batch.select_idxs(rows)
+        for task in [*self._rows][:-_STORED]:
+            del self._rows[task]
+
+    def save(self, file: Path) -> None:
+        torch.save(self._rows, file)
+
+    def load(self, file: Path) -> None:
+        self._rows = torch.load(file, weights_only=False)
+
+
+def joined(batch: DataProto, others: list[DataProto]) -> DataProto:
+    """Return the rows of a step, and after them those of earlier ones, with room for the teachers of all."""
+    if not others:
+        return batch
+    parts = [batch, *others]
+    width = max(part.batch["teacher_log_probs"].shape[1] for part in parts)
+    names = {key: np.concatenate([part.non_tensor_batch[key] for part in parts]) for key in batch.non_tensor_batch}
+    made = DataProto.from_dict({key: _column(parts, str(key), width) for key in batch.batch.keys()}, names)  # noqa: SIM118
+    made.meta_info = batch.meta_info | {"global_token_num": made.batch["attention_mask"].sum(-1).tolist()}
+    return made
+
+
+def _column(parts: list[DataProto], key: str, width: int) -> torch.Tensor:
+    columns = [part.batch[key] for part in parts]
+    if key.startswith("teacher_"):
+        nothing = -math.inf if key == "teacher_log_probs" else 0
+        columns = [pad(column, (0, 0, 0, width - column.shape[1]), value=nothing) for column in columns]
+    return torch.cat(columns)
