@@ -495,8 +495,8 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         loss = f"algorithm.off_policy_loss={algorithm.off_policy_loss!r}"
         yield f"{loss}: has no ratio that needs algorithm.off_policy_old_log_probs='tip-free'; set that to with-tips"
     if algorithm.replay and not algorithm.distills:
-        fix = "take 0, or algorithm.off_policy_loss=distillation"
-        yield f"algorithm.replay={algorithm.replay}: what old weights sampled is trained by distillation alone; {fix}"
+        fix = "take 0, or off_policy_loss=distillation"
+        yield f"algorithm.replay={algorithm.replay}: only distillation trains what older weights sampled; {fix}"
     if algorithm.name == "grpo" and algorithm.form != "paper":
         yield f"algorithm.form={algorithm.form!r}: is a form of EMPO²; with algorithm.name='grpo' leave it at 'paper'"
     with_tips = algorithm.name == "empo2" and algorithm.memory_probability > 0 and algorithm.off_policy_probability < 1

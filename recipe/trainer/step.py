@@ -85,7 +85,7 @@ def train_step(
     with marked_timer("update_actor", timing):
         sums = update_policy(trainer, planned, size)
     masked, updated = what_was_masked(batch, planned, sums.pop("actor/masked_at"))
-    batch, masked, updated = batch[:own], masked[:own], updated[:own]
+    batch, masked, updated = batch.slice(0, own), masked[:own], updated[:own]
     trainer.gateway.updated(trainer.global_steps, update_results(batch, results, masked, updated))
     trainer.records.note_update(trainer.global_steps, batch, results.kept, masked, updated)
 

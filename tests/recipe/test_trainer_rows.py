@@ -40,6 +40,7 @@ from .rollout_events import adapted, recorded, request, rollout_of
 
 PROMPT, RESPONSE = 6, 8
 ALGORITHM = load_settings("cpu").algorithm
+REPLAY = ("algorithm.off_policy_loss=distillation", "algorithm.replay=1")
 NO_MEMORY, ON_POLICY, OFF_POLICY = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)
 
 
@@ -295,7 +296,7 @@ def in_groups(count: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("keep", [1, 2, None])
 def test_the_last_checkpoint_is_kept_until_the_next_one_is_complete(keep: int | None, tmp_path: Path) -> None:
-    trainer, saved = StepUnderTest([], "algorithm.name=empo2"), tmp_path / "checkpoints"
+    trainer, saved = StepUnderTest([], *REPLAY), tmp_path / "checkpoints"
     trainer.config = OmegaConf.create(
         {
             "trainer": {"default_local_dir": str(saved), "default_hdfs_dir": None, "max_actor_ckpt_to_keep": keep},
@@ -328,12 +329,14 @@ def test_the_last_checkpoint_is_kept_until_the_next_one_is_complete(keep: int | 
         whole = sorted(int(file.read_text()) for file in saved.glob("*/actor/weights"))
         assert whole == [*range(1, 5)][: trainer.global_steps][-(keep or 4) :]
         assert [step_of(each) for each in complete_checkpoints(saved)] == whole
+        assert len([*saved.glob("*/replay.pt")]) == len(whole)
 
 
 @pytest.mark.parametrize("steps", [3, 4, 8])  # of four an epoch
 def test_a_continued_run_draws_the_tasks_that_come_next(steps: int, tmp_path: Path) -> None:
     def trainer_of() -> StepUnderTest:
-        trainer = StepUnderTest([], "algorithm.name=grpo")
+        trainer = StepUnderTest([], *REPLAY)
+        trainer.gateway = SimpleNamespace(restore=lambda _: None)
         order = RandomSampler(range(8), generator=torch.Generator().manual_seed(1))
         trainer.train_dataloader = StatefulDataLoader([*range(8)], batch_size=2, sampler=order)  # type: ignore[arg-type]
         trainer.config = OmegaConf.create(
@@ -362,8 +365,9 @@ def test_a_continued_run_draws_the_tasks_that_come_next(steps: int, tmp_path: Pa
         next(drawn)
     (tmp_path / f"global_step_{steps}").mkdir()
     torch.save(first.train_dataloader.state_dict(), tmp_path / f"global_step_{steps}" / "data.pt")
+    torch.save({b"a task": DataProto()}, tmp_path / f"global_step_{steps}" / "replay.pt")
     again._load_checkpoint()
-    assert again.global_steps == steps
+    assert again.global_steps == steps and len(again.replay.drawn(steps)) == 1
     assert [*islice(batches(again), 6)] == [*islice(drawn, 6)]
 
 
@@ -481,11 +485,11 @@ def test_successes_are_trained_again_in_later_steps(count: int, tmp_path: Path) 
     rollouts = with_teachers(played(returns, OFF_POLICY))
     for rollout_ in rollouts:
         rollout_.input = {"house": rollout_.data_id}
-    trainer = StepUnderTest(rollouts, "algorithm.off_policy_loss=distillation", f"algorithm.replay={count}")
+    trainer = StepUnderTest(rollouts, *REPLAY, f"algorithm.replay={count}")
     trainer.use_reference_policy = False
     metrics, first = trainer.step()
     assert (metrics["empo2/distilled_rows"], metrics["empo2/replayed_rows"]) == (4, 0)  # i-4 succeeded in nothing
-    first = first[[0, 3]]
+    first = first.select_idxs([0, 3])
     assert first.non_tensor_batch["rollout_id_list"].tolist() == ["g-0", "h-3"]
 
     trainer.replay.save(tmp_path / "replay.pt")
@@ -502,10 +506,10 @@ def test_successes_are_trained_again_in_later_steps(count: int, tmp_path: Path) 
     trained = {name: column.unbind() for name, column in trainer.trained.items() if isinstance(column, torch.Tensor)}
     for row in again:
         length = int(trained["response_mask"][row].sum())
-        source = first[[int(mask.sum()) for mask in first.batch["response_mask"]].index(length)]
-        assert source.batch["teacher_log_probs"][:length].isfinite().any(-1).all()
+        source = first.select_idxs([[int(mask.sum()) for mask in first.batch["response_mask"]].index(length)]).batch
+        assert source["teacher_log_probs"][0, :length].isfinite().any(-1).all()
         for key in ("teacher_tokens", "teacher_log_probs"):
-            assert trained[key][row][:length].tolist() == source.batch[key][:length].tolist()
+            assert trained[key][row][:length].tolist() == source[key][0, :length].tolist()
         assert not trained["advantages"][row].any() and trained["off_policy"][row]
 
 
