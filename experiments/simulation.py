@@ -190,10 +190,10 @@ def _suites() -> dict[str, dict[str, Arm]]:
         "internalise, taught back": INTERNALISE.changed(teach_back=True),
     }
     replayed = {
-        f"internalise, {epochs} epochs, replay {count}": INTERNALISE.changed(
-            {"tasks_per_step": 2, "update_epochs": epochs, "replay": count}, episodes=96
+        f"internalise, {epochs} epochs, replay {count} a task": INTERNALISE.changed(
+            {"tasks_per_step": 2, "update_epochs": epochs, "replay_per_task": count}, episodes=96
         )
-        for epochs, count in itertools.product((1, 3), (0, 1, 2, 4))
+        for epochs, count in itertools.product((1, 3), (0, 1, 2))
     } | {"start plays with notes, fine-tuned": RIVAL.changed({"tasks_per_step": 2}, episodes=96)}
     return {
         "forms": forms,
@@ -320,7 +320,7 @@ class Trainer:
 
     def _with_stored(self, number: int, batch: DataProto, results: Mapping[str, RolloutResult]) -> DataProto:
         """Return a step's rows, and after them the stored ones that each seed trains again."""
-        if not self._algorithm.replay:
+        if not self._algorithm.replay_per_task:
             return batch
         others: list[DataProto] = []
         for seed, replay in enumerate(self._replays):

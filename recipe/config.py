@@ -134,7 +134,7 @@ class Algorithm(_Section):
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]
     off_policy_loss: Literal["ratio", "distillation", "reverse-distillation"]
     distillation_coefficient: Annotated[float, Field(gt=0)]
-    replay: NotNegative
+    replay_per_task: NotNegative
     success_return: float
     failure_return: float
     return_scale: Annotated[float, Field(gt=0)] | None
@@ -157,6 +157,10 @@ class Algorithm(_Section):
     @property
     def distills(self) -> bool:
         return self.name == "empo2" and self.off_policy_loss != "ratio"
+
+    @property
+    def replayed_tasks(self) -> int:
+        return self.replay_per_task * self.tasks_per_step
 
     @property
     def return_range(self) -> float:
@@ -494,9 +498,10 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     if algorithm.distills and algorithm.off_policy_old_log_probs == "tip-free":
         loss = f"algorithm.off_policy_loss={algorithm.off_policy_loss!r}"
         yield f"{loss}: has no ratio that needs algorithm.off_policy_old_log_probs='tip-free'; set that to with-tips"
-    if algorithm.replay and not algorithm.distills:
+    if algorithm.replay_per_task and not algorithm.distills:
         fix = "take 0, or off_policy_loss=distillation"
-        yield f"algorithm.replay={algorithm.replay}: only distillation trains what older weights sampled; {fix}"
+        why = "only distillation trains what older weights sampled"
+        yield f"algorithm.replay_per_task={algorithm.replay_per_task}: {why}; {fix}"
     if algorithm.name == "grpo" and algorithm.form != "paper":
         yield f"algorithm.form={algorithm.form!r}: is a form of EMPO²; with algorithm.name='grpo' leave it at 'paper'"
     with_tips = algorithm.name == "empo2" and algorithm.memory_probability > 0 and algorithm.off_policy_probability < 1

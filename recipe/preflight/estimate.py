@@ -290,7 +290,7 @@ def step_time(settings: Settings, shape: Shape, card: Card) -> Step | None:
     useful = UTILIZATION * card.flops * gpus
     reading = 2 * shape.parameters * episodes * row / useful
     imbalance = IMBALANCE if episodes <= algorithm.updates_per_step * gpus else 1.0
-    trained = episodes + algorithm.replay
+    trained = episodes + algorithm.replayed_tasks
     if not algorithm.learning_rate:
         trained = algorithm.updates_per_step  # frozen: a row an update
     flops = algorithm.update_epochs * (6 if settings.model.lora_rank else 8) * shape.parameters * trained * row

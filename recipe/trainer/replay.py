@@ -28,9 +28,10 @@ class Replay:
         self._rows: dict[bytes, DataProto] = {}  # by task, the newest last
 
     def drawn(self, step: int) -> list[DataProto]:
-        """Return the rows of ``algorithm.replay`` tasks, or of all if there are fewer, drawn anew in each step."""
+        """Return the rows of the tasks that a step replays, of all that are stored if there are fewer."""
         stored = list(self._rows.values())
-        return random.Random(f"{self._algorithm.seed} {step}").sample(stored, min(self._algorithm.replay, len(stored)))
+        count = min(self._algorithm.replayed_tasks, len(stored))
+        return random.Random(f"{self._algorithm.seed} {step}").sample(stored, count)
 
     def store(self, batch: DataProto, results: Results) -> None:
         """Store the distilled rows of rollouts that succeeded.

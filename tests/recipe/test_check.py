@@ -185,13 +185,13 @@ def test_a_step_by_roofline() -> None:
     step = estimate.step_time(thrice, SEVEN, CARDS["h100-80"])
     assert step is not None
     assert step.update == pytest.approx((3 * 8 + 2) * P * 128 * 2033 / useful * 1.5)  # the reference passes once
-    replay = load_settings("gpu", ["algorithm.off_policy_loss=distillation", "algorithm.replay=16"])
+    replay = load_settings("gpu", ["algorithm.off_policy_loss=distillation", "algorithm.replay_per_task=2"])
     step = estimate.step_time(replay, SEVEN, CARDS["h100-80"])
     assert step is not None
-    assert step.update == pytest.approx(8 * P * 144 * 2033 / useful * 1.5)
+    assert step.update == pytest.approx(8 * P * 160 * 2033 / useful * 1.5)
     frozen = estimate.step_time(load_settings("gpu", ["algorithm.learning_rate=0"]), SEVEN, CARDS["h100-80"])
     assert frozen is not None
-    assert frozen.update == pytest.approx(step.update * 16 / 144)  # a row in each of sixteen updates
+    assert frozen.update == pytest.approx(step.update * 16 / 160)  # a row in each of sixteen updates
 
 
 def test_main_memory_and_disk() -> None:

@@ -171,8 +171,8 @@ def test_another_agent_and_another_task_source_do_not_inherit() -> None:
         ("hardware.tensor_parallel=3", "hardware.tensor_parallel=3"),
         (f"{DISTILLATION} algorithm.off_policy_old_log_probs=tip-free", "='tip-free'; set that to with-tips"),
         (
-            "algorithm.replay=4",
-            "algorithm.replay=4: what old weights sampled is trained by distillation alone; take 0, or",
+            "algorithm.replay_per_task=4",
+            "algorithm.replay_per_task=4: only distillation trains what older weights sampled; take 0, or off_pol",
         ),
         ("algorithm.form=internalise algorithm.name=grpo", "algorithm.form='internalise': is a form of EMPO²"),
         ("algorithm.form=inward", "algorithm.form='inward': "),

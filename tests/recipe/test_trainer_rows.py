@@ -40,7 +40,7 @@ from .rollout_events import adapted, recorded, request, rollout_of
 
 PROMPT, RESPONSE = 6, 8
 ALGORITHM = load_settings("cpu").algorithm
-REPLAY = ("algorithm.off_policy_loss=distillation", "algorithm.replay=1")
+REPLAY = ("algorithm.off_policy_loss=distillation", "algorithm.replay_per_task=1")
 NO_MEMORY, ON_POLICY, OFF_POLICY = Mode.of(memory=False), Mode.of(memory=True), Mode.of(memory=True, off_policy=True)
 
 
@@ -478,28 +478,28 @@ def test_a_step_in_which_all_with_tips_succeed_is_distilled(loss: str, flat: flo
     assert (trainer.trained["token_weight"] > 0).sum() == 1  # flat: an update keeps one row
 
 
-@pytest.mark.parametrize("count", [1, 5])
-def test_successes_are_trained_again_in_later_steps(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("each", "shown"), [(1, 2), (2, 3)])  # of three tasks that succeeded
+def test_successes_are_trained_again_in_later_steps(each: int, shown: int, tmp_path: Path) -> None:
     """The newest of each task, with its teacher, as one rollout more; the step's records and metrics are its own."""
-    returns = {"g-0": 100.0, "g-1": 3.0, "h-2": 100.0, "h-3": 100.0, "i-4": 20.0, "i-5": 10.0}
+    returns = {"g-0": 100.0, "g-1": 3.0, "h-2": 100.0, "h-3": 100.0, "i-4": 20.0, "i-5": 10.0, "k-6": 100.0}
     rollouts = with_teachers(played(returns, OFF_POLICY))
     for rollout_ in rollouts:
         rollout_.input = {"house": rollout_.data_id}
-    trainer = StepUnderTest(rollouts, *REPLAY, f"algorithm.replay={count}")
+    trainer = StepUnderTest(rollouts, *REPLAY, "algorithm.tasks_per_step=2", f"algorithm.replay_per_task={each}")
     trainer.use_reference_policy = False
     metrics, first = trainer.step()
-    assert (metrics["empo2/distilled_rows"], metrics["empo2/replayed_rows"]) == (4, 0)  # i-4 succeeded in nothing
-    first = first.select_idxs([0, 3])
-    assert first.non_tensor_batch["rollout_id_list"].tolist() == ["g-0", "h-3"]
+    assert (metrics["empo2/distilled_rows"], metrics["empo2/replayed_rows"]) == (5, 0)  # i-4 succeeded in nothing
+    first = first.select_idxs([0, 3, 6])
+    assert first.non_tensor_batch["rollout_id_list"].tolist() == ["g-0", "h-3", "k-6"]
 
     trainer.replay.save(tmp_path / "replay.pt")
     trainer.replay = Replay(trainer.settings.algorithm)
     trainer.replay.load(tmp_path / "replay.pt")
-    trainer.rollouts = played({"j-6": 10.0, "j-7": 50.0}, NO_MEMORY)
+    trainer.rollouts = played({"j-0": 10.0, "j-1": 50.0}, NO_MEMORY)
     metrics, batch = trainer.step()
-    assert metrics["empo2/replayed_rows"] == (shown := min(count, 2))
-    assert batch.non_tensor_batch["rollout_id_list"].tolist() == ["j-6", "j-7"]
-    assert [result.rollout_id for result in trainer.told[-1][1]] == ["j-6", "j-7"]
+    assert metrics["empo2/replayed_rows"] == shown
+    assert batch.non_tensor_batch["rollout_id_list"].tolist() == ["j-0", "j-1"]
+    assert [result.rollout_id for result in trainer.told[-1][1]] == ["j-0", "j-1"]
     assert metrics["training/n_sample_trained"] == 2 and metrics["critic/score/max"] == 50
     again = trainer.trained["distilled"].nonzero()[:, 0].tolist()
     assert len(again) == shown and (trainer.trained["token_weight"] > 0).sum() == 2 + shown
