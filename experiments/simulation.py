@@ -125,7 +125,7 @@ STEP = {"tasks_per_step": 4, "rollouts_per_task": 8, "updates_per_step": 2, "upd
 BASE = Arm({"success_return": 1.0, **STEP})
 GRPO = BASE.changed({"memory_probability": 0.0, **NO_NOVELTY})
 PAPER = BASE.changed({"memory_probability": 0.25, "off_policy_probability": 0.6667})
-INTERNALISE = BASE.changed({"form": "internalise", "off_policy_probability": 0.6667})
+INTERNALISE = BASE.changed({"form": "internalise", "replay_per_task": 0, "off_policy_probability": 0.6667})
 PAIRED = INTERNALISE.changed({"off_policy_loss": "ratio", "kl_coefficient": 0.0})
 DISTILLED = INTERNALISE.changed({"kl_coefficient": 0.0})
 RIVAL = GRPO.changed({"memory_probability": 1.0, "off_policy_probability": 0.0}, imitate=True)

@@ -498,12 +498,12 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     if algorithm.distills and algorithm.off_policy_old_log_probs == "tip-free":
         loss = f"algorithm.off_policy_loss={algorithm.off_policy_loss!r}"
         yield f"{loss}: has no ratio that needs algorithm.off_policy_old_log_probs='tip-free'; set that to with-tips"
+    if algorithm.name == "grpo" and algorithm.form != "paper":
+        yield f"algorithm.form={algorithm.form!r}: is a form of EMPO²; with algorithm.name='grpo' leave it at 'paper'"
     if algorithm.replay_per_task and not algorithm.distills:
         fix = "take 0, or off_policy_loss=distillation"
         why = "only distillation trains what older weights sampled"
         yield f"algorithm.replay_per_task={algorithm.replay_per_task}: {why}; {fix}"
-    if algorithm.name == "grpo" and algorithm.form != "paper":
-        yield f"algorithm.form={algorithm.form!r}: is a form of EMPO²; with algorithm.name='grpo' leave it at 'paper'"
     with_tips = algorithm.name == "empo2" and algorithm.memory_probability > 0 and algorithm.off_policy_probability < 1
     if algorithm.kl_coefficient > 0 and algorithm.kl_rows == "with-tips" and not with_tips:
         fix = "take memory_probability above 0 and off_policy_probability below 1, or kl_rows=all"

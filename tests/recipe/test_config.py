@@ -61,8 +61,9 @@ def test_a_form_is_laid_over_the_profile_and_under_what_the_user_says(tmp_path: 
     file, one = tmp_path / "mine.yaml", "algorithm.form=internalise"
     keys = ("form", "baseline", "memory_probability", "off_policy_loss", "kl_coefficient", "kl_rows")
     assert [composed("gpu", *given).actor_rollout_ref.actor.ppo_epochs for given in ([], [one])] == [1, 3]
-    intrinsic = [load_settings("gpu", given).algorithm.intrinsic_advantage for given in ([], [one])]
-    assert intrinsic == ["normalized", "plain"]
+    others = [load_settings("gpu", given).algorithm for given in ([], [one])]
+    assert [each.intrinsic_advantage for each in others] == ["normalized", "plain"]
+    assert [each.replayed_tasks for each in others] == [0, 32]
 
     def of(profile: str, *overrides: str, **layers: Any) -> list[Any]:
         return [getattr(load_settings(profile, overrides, **layers).algorithm, key) for key in keys]
@@ -89,9 +90,13 @@ def test_a_pair_whose_tips_cannot_be_unlearned_is_warned_of() -> None:
     def warned(*overrides: str) -> bool:
         return any("never unlearned" in each for each in warnings_of(load_settings("gpu", overrides)))
 
-    paired, tip_free = "algorithm.baseline=paired", "algorithm.off_policy_old_log_probs=tip-free"
-    assert warned(paired) and warned("algorithm.form=internalise", "algorithm.off_policy_loss=ratio")
-    assert not warned() and not warned(paired, tip_free) and not warned("algorithm.form=internalise")
+    form, paired, tip_free = (
+        "algorithm.form=internalise",
+        "algorithm.baseline=paired",
+        "algorithm.off_policy_old_log_probs=tip-free",
+    )
+    assert warned(paired) and warned(form, "algorithm.off_policy_loss=ratio", "algorithm.replay_per_task=0")
+    assert not warned() and not warned(paired, tip_free) and not warned(form)
     assert not warned(paired, "algorithm.off_policy_probability=0") and not warned(paired, "algorithm.name=grpo")
 
 
