@@ -6,11 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-
 import simulation
+import torch
 from simulation import SUITES, Outcome, Trainer, run
 from simulation_world import DOORS, Houses, Played, one_hot, play, reader, remember
 
@@ -160,3 +157,12 @@ def test_the_command_prints_a_table_and_keeps_the_numbers(tmp_path: Path, monkey
     simulation.main()
     assert "a toy" in (said := capsys.readouterr().out) and "start, not trained" in said
     assert output.read_text().count("\n") == 1
+
+
+def test_replay_teaches_more_of_what_was_found_with_the_budget_of_the_real_runs() -> None:
+    without, replayed = (
+        run(SUITES["replay"][f"internalise, 3 epochs, replay {count} a task"], 0.01, DEEP, 24) for count in (0, 2)
+    )
+    assert replayed.found.mean() == pytest.approx(without.found.mean(), abs=0.05)
+    assert replayed.alone.mean() > without.alone.mean() + 0.05
+    assert replayed.gap[3] < without.gap[3]
