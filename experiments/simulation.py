@@ -391,6 +391,7 @@ class Trainer:
             "response_mask": rows["mask"].long(),
             "attention_mask": torch.ones(count, 1 + length, dtype=torch.long),
             "old_log_probs": chosen,
+            "rollout_log_probs": chosen,
             "inputs": rows["inputs"],
             "seed": seed,
             "first_index": torch.arange(count) * length,

@@ -18,14 +18,15 @@ _STORED = 256  # tasks; of a rollout of 6,000 sampled tokens the teachers take a
 
 
 class Replay:
-    """The distilled rows of each task's newest success, of the tasks that succeeded last.
+    """The distilled rows of one success of each task, of the tasks that succeeded last.
 
-    Their teacher is that of the step in which they were played. A KL to it has no ratio, so that rows may be old.
+    It is the one of whose tokens the policy with tips was surest: a teacher that succeeds by luck teaches what it would
+    rather have done. The teacher is that of the step that played it: a KL has no ratio, so that rows may be old.
     """
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
-        self._rows: dict[bytes, DataProto] = {}  # by task, the newest last
+        self._rows: dict[bytes, DataProto] = {}  # by task, that of the last success last
 
     def drawn(self, step: int) -> list[DataProto]:
         """Return the rows of the tasks that a step replays, of all that are stored if there are fewer."""
@@ -43,9 +44,8 @@ class Replay:
         for rollout, result in results.items():
             rows = np.flatnonzero((ids == rollout) & distilled)
             if len(rows) and is_success(result.return_, self._algorithm.success_return):
-                task = dumped(result.task, sort_keys=True)
-                self._rows.pop(task, None)
-                self._rows[task] = batch.select_idxs(rows)
+                task, new = dumped(result.task, sort_keys=True), batch.select_idxs(rows)
+                self._rows[task] = max(new, self._rows.pop(task, new), key=_sureness)
         for task in [*self._rows][:-_STORED]:
             del self._rows[task]
 
@@ -54,6 +54,12 @@ class Replay:
 
     def load(self, file: Path) -> None:
         self._rows = torch.load(file, weights_only=False)
+
+
+def _sureness(rows: DataProto) -> float:
+    """Return the mean log-prob of the sampled tokens."""
+    mask = rows.batch["response_mask"]
+    return float((rows.batch["rollout_log_probs"] * mask).sum() / mask.sum())
 
 
 def joined(batch: DataProto, others: list[DataProto]) -> DataProto:

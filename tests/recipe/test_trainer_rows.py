@@ -480,7 +480,7 @@ def test_a_step_in_which_all_with_tips_succeed_is_distilled(loss: str, flat: flo
 
 @pytest.mark.parametrize(("each", "shown"), [(1, 2), (2, 3)])  # of three tasks that succeeded
 def test_successes_are_trained_again_in_later_steps(each: int, shown: int, tmp_path: Path) -> None:
-    """The newest of each task, with its teacher, as one rollout more; the step's records and metrics are its own."""
+    """The surest of each task, with its teacher, as one rollout more; the step's records and metrics are its own."""
     returns = {"g-0": 100.0, "g-1": 3.0, "h-2": 100.0, "h-3": 100.0, "i-4": 20.0, "i-5": 10.0, "k-6": 100.0}
     rollouts = with_teachers(played(returns, OFF_POLICY))
     for rollout_ in rollouts:
@@ -489,8 +489,15 @@ def test_successes_are_trained_again_in_later_steps(each: int, shown: int, tmp_p
     trainer.use_reference_policy = False
     metrics, first = trainer.step()
     assert (metrics["empo2/distilled_rows"], metrics["empo2/replayed_rows"]) == (5, 0)  # i-4 succeeded in nothing
+    masks = first.batch["response_mask"].bool()
+    second, third = (first.batch["rollout_log_probs"][row][masks[row]].mean() for row in (2, 3))
+    assert third > second
     first = first.select_idxs([0, 3, 6])
     assert first.non_tensor_batch["rollout_id_list"].tolist() == ["g-0", "h-3", "k-6"]
+    unsure = first.select_idxs([0])
+    unsure.batch["rollout_log_probs"] = unsure.batch["rollout_log_probs"] - 0.1
+    unsure.non_tensor_batch["rollout_id_list"] = np.array(["unsure"])
+    trainer.replay.store(unsure, {"unsure": trainer.manager.results.kept["g-0"]})
 
     trainer.replay.save(tmp_path / "replay.pt")
     trainer.replay = Replay(trainer.settings.algorithm)
