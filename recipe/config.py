@@ -160,7 +160,7 @@ class Algorithm(_Section):
 
     @property
     def replayed_tasks(self) -> int:
-        return self.replay_per_task * self.tasks_per_step
+        return self.replay_per_task * self.tasks_per_step if self.distills else 0
 
     @property
     def return_range(self) -> float:
@@ -500,7 +500,7 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         yield f"{loss}: has no ratio that needs algorithm.off_policy_old_log_probs='tip-free'; set that to with-tips"
     if algorithm.name == "grpo" and algorithm.form != "paper":
         yield f"algorithm.form={algorithm.form!r}: is a form of EMPO²; with algorithm.name='grpo' leave it at 'paper'"
-    if algorithm.replay_per_task and not algorithm.distills:
+    if algorithm.replay_per_task and algorithm.off_policy_loss == "ratio":
         fix = "take 0, or off_policy_loss=distillation"
         why = "only distillation trains what older weights sampled"
         yield f"algorithm.replay_per_task={algorithm.replay_per_task}: {why}; {fix}"

@@ -47,8 +47,8 @@ GATEWAY_FLOORS = (
 
 # All that may name verl, agentlightning.verl or vLLM. The rest, the gateway's side, must start without them.
 TRAINER_SIDE = {
-    "trainer": {"entrypoint", "manager", "objective", "passes", "play", "rollout_calls", "rows", "shown_rollouts"}
-    | {"step", "step_results", "tracking", "trainer", "updates"},
+    "trainer": {"entrypoint", "manager", "objective", "passes", "play", "replay", "rollout_calls", "rows"}
+    | {"shown_rollouts", "step", "step_results", "tracking", "trainer", "updates"},
     "trainer/compat": {"agentlightning", "imports", "trained_logits", "verl"},
     "engine": {"cpu_worker", "prompt_ids"},
 }

@@ -56,7 +56,7 @@ def train_step(
 
     # Replay. Until the update is done, rows of earlier steps' successes follow the step's own.
     own = len(batch)
-    if algorithm.replay_per_task:
+    if algorithm.replayed_tasks:
         trainer.replay.store(batch, results.kept)
         batch = joined(batch, replayed)
         metrics["empo2/replayed_rows"] = len(batch) - own

@@ -94,7 +94,7 @@ class Empo2Trainer(PlayingTrainer):
         self.config.trainer.max_actor_ckpt_to_keep = keep
         if self.settings.algorithm.name == "empo2":
             self.gateway.snapshot(self._checkpoint / run_folder.MEMORY_FILE)
-        if self.settings.algorithm.replay_per_task:
+        if self.settings.algorithm.replayed_tasks:
             self.replay.save(self._checkpoint / run_folder.REPLAY_FILE)
         run_folder.mark_complete(self._checkpoint)
         if keep:
