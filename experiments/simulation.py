@@ -320,7 +320,7 @@ class Trainer:
 
     def _with_stored(self, number: int, batch: DataProto, results: Mapping[str, RolloutResult]) -> DataProto:
         """Return a step's rows, and after them the stored ones that each seed trains again."""
-        if not self._algorithm.replay_per_task:
+        if not self._algorithm.replayed_tasks:
             return batch
         others: list[DataProto] = []
         for seed, replay in enumerate(self._replays):
