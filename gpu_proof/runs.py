@@ -52,6 +52,11 @@ STACK = (
     "algorithm.return_tolerance=0",
     "tasks.args={level: easy, train_houses: 4, unseen_houses: 1}",
 )
+INTERNALISE = (
+    "algorithm.form=internalise",
+    "algorithm.failure_return=-100",
+    "algorithm.success_return=0",  # so that each rollout is a success, which is distilled, stored and replayed
+)
 SIZES = {
     # Row by row, as in the profiles for GPUs: rows of unequal length in one micro-batch never get the flash kernel.
     True: (
@@ -79,7 +84,7 @@ class Training:
 
 
 def stack(folder: Path, *, gpu: bool) -> Iterator[Part]:
-    """Train two steps, go on for a third, and train a LoRA; yield after each what it shows.
+    """Train two steps, go on for a third, and train a LoRA by the form `internalise`; yield after each what it shows.
 
     Raises:
         SystemExit: a training failed.
@@ -92,7 +97,8 @@ def stack(folder: Path, *, gpu: bool) -> Iterator[Part]:
     shutil.rmtree(folder, ignore_errors=True)
     arguments = ["--config", str(HOUSES), *SIZES[gpu], *STACK, f"run.directory={folder}"]
     full = [*arguments, "run.name=full"]
-    lora = [*arguments, "run.name=lora", "model.lora_rank=8", "model.lora_alpha=32", "algorithm.learning_rate=1e-3"]
+    of_rank = ("model.lora_rank=8", "model.lora_alpha=32", "algorithm.learning_rate=1e-3")
+    lora = [*arguments, "run.name=lora", *of_rank, *INTERNALISE]
     begun = _train([*full, "run.steps=2"], gpu)
     steps = read_metrics(folder / "full")
     yield from _trained(steps)
@@ -113,6 +119,7 @@ def stack(folder: Path, *, gpu: bool) -> Iterator[Part]:
     of_lora = _train([*lora, "run.steps=2"], gpu)
     lora_steps = read_metrics(folder / "lora")
     yield agreement("LoRA", lora_steps[1:])
+    yield distillation(lora_steps)
     yield spent_seconds([begun, resumed, of_lora], [*steps, *lora_steps])
 
 
@@ -124,6 +131,17 @@ def _trained(steps: Sequence[dict[str, Any]]) -> Iterator[Part]:
     yield Part("steps", found, "2, gradients, both updates", len(steps) == 2 and max(norms, default=0) > 0 and both)
     shown = [step["empo2/tips_injected_per_call"] for step in steps]
     yield Part("tips", f"{_list(shown)} a call", "shown from step 2 on", min(shown[1:], default=0) > 0)
+
+
+def distillation(steps: Sequence[dict[str, Any]]) -> Part:
+    """Return whether each step distilled rows, and each but the first replayed some as well."""
+    own, replayed, kl = (
+        [step.get(f"empo2/{name}", 0.0) for step in steps]
+        for name in ("distilled_rows", "replayed_rows", "distillation_kl")  # a number that is not finite is not kept
+    )
+    found = f"rows {_list(own, 0)}, replayed {_list(replayed, 0)}, KL {_list(kl)} nats a token"
+    passed = len(steps) > 1 and min(own) > 0 and min(replayed[1:]) > 0 and max(kl) > 0
+    return Part("distillation", found, "rows, from step 2 on old ones, and a KL", passed)
 
 
 def agreement(name: str, steps: Sequence[dict[str, Any]]) -> Part:

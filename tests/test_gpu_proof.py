@@ -27,7 +27,10 @@ ROOT = Path(__file__).parents[1]
     ("tier", "parts"),
     [
         ("parts", ["log-probs", "loss", "sharing", "model", "embedder"]),
-        ("stack", ["steps", "tips", "weights", "checkpoint", "weights, resumed", "memory", "LoRA", "seconds"]),
+        (
+            "stack",
+            ["steps", "tips", "weights", "checkpoint", "weights, resumed", "memory", "LoRA", "distillation", "seconds"],
+        ),
     ],
 )
 def test_every_part_of_a_tier_passes(tier: str, parts: list[str], tmp_path: Path) -> None:
@@ -47,6 +50,14 @@ def test_a_step_without_a_finite_gradient_and_a_run_without_steps_fail_in_the_ta
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
     parts = [*runs.learning(tmp_path, gpu=False, steps=50)]
     assert [(part.name, part.passed) for part in parts] == [("grpo", False), ("empo2", False), ("report", False)]
+
+
+def test_a_run_that_replays_nothing_fails_in_the_table() -> None:
+    step = {"empo2/distilled_rows": 2.0, "empo2/replayed_rows": 0.0, "empo2/distillation_kl": 0.25}
+    again = step | {"empo2/replayed_rows": 2.0}
+    steps = [[step, again], [step, step], [step, again | {"empo2/distilled_rows": 0.0}], [step], []]
+    assert [runs.distillation(each).passed for each in steps] == [True, False, False, False, False]
+    assert runs.distillation([step, again]).found == "rows 2, 2, replayed 0, 2, KL 0.25, 0.25 nats a token"
 
 
 def test_what_was_found_is_told_before_a_tier_breaks(
