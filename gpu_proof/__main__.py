@@ -13,14 +13,15 @@ Tier `parts`: two minutes, one card. It needs torch, transformers and sentence-t
 Tier `stack`: ten minutes, one card from 16 GB. The small model plays CoinCollector through the whole stack, if memory
 can be shared as in `parts`: without that a training waits for ever.
 
-  steps       two steps are trained, in modes with and without tips in the update
-  tips        the gateway shows tips
-  weights     log-probs of vLLM and trainer agree, in the second step and after the run goes on from its checkpoint
-  sleep       vLLM gives its memory back while the policy is trained
-  checkpoint  the run goes on after step 2, with weights and memory
-  memory      the trainer's peak, in an update or a weight push, against the estimate of `empo2 check`
-  LoRA        the same agreement for a LoRA after its first update
-  seconds     where they went
+  steps         two steps are trained, in modes with and without tips in the update
+  tips          the gateway shows tips
+  weights       log-probs of vLLM and trainer agree, in the second step and after the run goes on from its checkpoint
+  sleep         vLLM gives its memory back while the policy is trained
+  checkpoint    the run goes on after step 2, with weights and memory
+  memory        the trainer's peak, in an update or a weight push, against the estimate of `empo2 check`
+  LoRA          the same agreement for a LoRA of the form `internalise` after its first update
+  distillation  that LoRA learns successes with tips, also stored ones
+  seconds       where they went
 
 Tier `learning`: hours, one 80 GB card. GRPO and EMPO² train Qwen2.5-1.5B for 50 steps on ScienceWorld's
 find-living-thing; an interrupted proof goes on.
