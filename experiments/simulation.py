@@ -125,7 +125,10 @@ STEP = {"tasks_per_step": 4, "rollouts_per_task": 8, "updates_per_step": 2, "upd
 BASE = Arm({"success_return": 1.0, **STEP})
 GRPO = BASE.changed({"memory_probability": 0.0, **NO_NOVELTY})
 PAPER = BASE.changed({"memory_probability": 0.25, "off_policy_probability": 0.6667})
-INTERNALISE = BASE.changed({"form": "internalise", "replay_per_task": 0, "off_policy_probability": 0.6667})
+INTERNALISE = BASE.changed(
+    {"form": "internalise", "replay_per_task": 0, "kl_rows": "with-tips", "off_policy_probability": 0.6667}
+)
+HOLDING = INTERNALISE.changed({"kl_rows": "all-with-tips"})
 PAIRED = INTERNALISE.changed({"off_policy_loss": "ratio", "kl_coefficient": 0.0})
 DISTILLED = INTERNALISE.changed({"kl_coefficient": 0.0})
 RIVAL = GRPO.changed({"memory_probability": 1.0, "off_policy_probability": 0.0}, imitate=True)
@@ -150,6 +153,7 @@ def _suites() -> dict[str, dict[str, Arm]]:
         "paired, tip-free": PAIRED.changed({"off_policy_old_log_probs": "tip-free"}),
         "paired, distilled": DISTILLED,
         "internalise": INTERNALISE,
+        "internalise, holding": HOLDING,
     }
     intrinsic = {
         f"{name}, {how}": arm.changed(settings, **changes)
@@ -189,12 +193,21 @@ def _suites() -> dict[str, dict[str, Arm]]:
         "internalise": INTERNALISE,
         "internalise, taught back": INTERNALISE.changed(teach_back=True),
     }
-    replayed = {
-        f"internalise, {epochs} epochs, replay {count} a task": INTERNALISE.changed(
-            {"tasks_per_step": 2, "update_epochs": epochs, "replay_per_task": count}, episodes=96
-        )
-        for epochs, count in itertools.product((1, 3), (0, 1, 2))
-    } | {"start plays with notes, fine-tuned": RIVAL.changed({"tasks_per_step": 2}, episodes=96)}
+    again = {"tasks_per_step": 2, "update_epochs": 3, "replay_per_task": 2}
+    replayed = (
+        {
+            f"internalise, {epochs} epochs, replay {count} a task": INTERNALISE.changed(
+                again | {"update_epochs": epochs, "replay_per_task": count}, episodes=96
+            )
+            for epochs, count in itertools.product((1, 3), (0, 1, 2))
+        }
+        | {
+            f"{name}, q {share:g}": arm.changed(again | {"off_policy_probability": share}, episodes=96)
+            for name, arm in {"internalise, 3 epochs, replay 2 a task": INTERNALISE, "and holding": HOLDING}.items()
+            for share in (0.6667, 0.8, 0.9)
+        }
+        | {"start plays with notes, fine-tuned": RIVAL.changed({"tasks_per_step": 2}, episodes=96)}
+    )
     return {
         "forms": forms,
         "intrinsic": intrinsic,
@@ -341,7 +354,11 @@ class Trainer:
         }
         advantages = INTRINSIC[self._arm.intrinsic](results, algorithm)
         distilled = worth_imitating(results, algorithm) if algorithm.distills else set[str]()
-        tip_free = torch.tensor([mode.off_policy for mode in modes])[:, None, None]
+        if algorithm.holds_untaught:
+            held = {name for name, each in results.items() if each.mode.off_policy} - distilled
+            results |= {name: replace(results[name], held=True) for name in held}
+            advantages |= dict.fromkeys(held, 0.0)
+        tip_free = torch.tensor([each.mode.off_policy and not each.held for each in results.values()])[:, None, None]
         sent, free, doors, mask, old = (
             each.flatten(0, 2) for each in (played.as_sent, played.tip_free, played.doors, played.mask, played.old)
         )
@@ -416,7 +433,7 @@ class Trainer:
         algorithm, held = self._algorithm, torch.zeros(len(batch), dtype=torch.bool)
         if self._config.use_kl_loss:
             with_tips = batch.batch["memory"] & ~batch.batch["off_policy"]
-            held = with_tips if algorithm.kl_rows == "with-tips" else torch.ones_like(held)
+            held = with_tips if algorithm.kl_rows != "all" else torch.ones_like(held)
             with torch.no_grad():
                 start = self._log_probs(self._start, batch)
             batch.batch["ref_log_prob"] = start.gather(-1, batch.batch["responses"].unsqueeze(-1)).squeeze(-1)
@@ -451,7 +468,7 @@ class Trainer:
             mask_threshold=0.0 if algorithm.distills else algorithm.mask_threshold,
             distillation=algorithm.distillation_coefficient,
             reverse=algorithm.off_policy_loss == "reverse-distillation",
-            kl_with_tips=algorithm.kl_rows == "with-tips",
+            kl_with_tips=algorithm.kl_rows != "all",
         )
         self._optimizer.zero_grad()
         (loss * self._seeds).backward()  # a weight of the plan is a share of all seeds' rollouts
@@ -494,7 +511,9 @@ def _set_advantages(batch: DataProto, results: Mapping[str, RolloutResult], adva
     """Put each rollout's advantage and mode on its row; in place."""
     names = batch.non_tensor_batch["rollout_id_list"].tolist()
     batch.batch["advantage"] = torch.tensor([advantages[name] for name in names])
-    batch.batch["off_policy"] = torch.tensor([results[name].mode.off_policy for name in names])
+    batch.batch["off_policy"] = torch.tensor(
+        [results[name].mode.off_policy and not results[name].held for name in names]
+    )
     batch.batch["memory"] = torch.tensor([results[name].mode.memory for name in names])
     batch.batch["distilled"] = torch.zeros(len(names), dtype=torch.bool)
 

@@ -152,11 +152,16 @@ class Algorithm(_Section):
     clip_low: Annotated[float, Field(ge=0, le=1)]
     clip_high: Annotated[float, Field(ge=0)]
     kl_coefficient: Annotated[float, Field(ge=0)]
-    kl_rows: Literal["all", "with-tips"]
+    kl_rows: Literal["all", "with-tips", "all-with-tips"]
 
     @property
     def distills(self) -> bool:
         return self.name == "empo2" and self.off_policy_loss != "ratio"
+
+    @property
+    def holds_untaught(self) -> bool:
+        """Return whether off-policy rollouts that are not distilled have the KL to the first weights, with tips."""
+        return self.distills and self.kl_rows == "all-with-tips" and self.kl_coefficient > 0
 
     @property
     def replayed_tasks(self) -> int:
@@ -504,10 +509,11 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         fix = "take 0, or off_policy_loss=distillation"
         why = "only distillation trains what older weights sampled"
         yield f"algorithm.replay_per_task={algorithm.replay_per_task}: {why}; {fix}"
-    with_tips = algorithm.name == "empo2" and algorithm.memory_probability > 0 and algorithm.off_policy_probability < 1
-    if algorithm.kl_coefficient > 0 and algorithm.kl_rows == "with-tips" and not with_tips:
+    on_policy = algorithm.off_policy_probability < 1 or algorithm.holds_untaught
+    with_tips = algorithm.name == "empo2" and algorithm.memory_probability > 0 and on_policy
+    if algorithm.kl_coefficient > 0 and algorithm.kl_rows != "all" and not with_tips:
         fix = "take memory_probability above 0 and off_policy_probability below 1, or kl_rows=all"
-        yield f"algorithm.kl_rows='with-tips': no on-policy row has tips; {fix}"
+        yield f"algorithm.kl_rows={algorithm.kl_rows!r}: no on-policy row has tips; {fix}"
     if algorithm.updates_per_step > algorithm.tasks_per_step:
         groups = f"tasks_per_step={algorithm.tasks_per_step}; each update learns from whole groups"
         yield f"algorithm.updates_per_step={algorithm.updates_per_step}: must not exceed {groups}"

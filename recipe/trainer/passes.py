@@ -34,7 +34,7 @@ def old_log_probs(trainer: RayPPOTrainer, batch: DataProto, algorithm: Algorithm
 def rows_with_kl(batch: DataProto, algorithm: Algorithm) -> torch.Tensor:
     """Return which rows the KL term, if there is one, holds to the first weights, [rows], bool."""
     with_tips = by_kind(batch.batch["off_policy"], batch.batch["memory"])["with_tips"]
-    return with_tips if algorithm.kl_rows == "with-tips" else torch.ones_like(with_tips)
+    return torch.ones_like(with_tips) if algorithm.kl_rows == "all" else with_tips
 
 
 def reference_log_probs(trainer: RayPPOTrainer, batch: DataProto, chosen: torch.Tensor) -> torch.Tensor:

@@ -16,17 +16,22 @@ type Turn = tuple[str, int]
 
 
 def set_advantages(batch: DataProto, results: Results, advantages: Mapping[str, float]) -> None:
-    """Put each rollout's advantage on the trained tokens of its rows, and flag the rows' modes; in place."""
+    """Put each rollout's advantage on the trained tokens of its rows, and flag the rows' modes; in place.
+
+    Rows of a rollout that is held are on-policy ones: they have the tips of its calls.
+    """
     ids = batch.non_tensor_batch["rollout_id_list"].tolist()
     rows = torch.tensor([advantages[rollout] for rollout in ids])
     batch.batch["advantages"] = rows.unsqueeze(-1) * batch.batch["response_mask"]
-    batch.batch["off_policy"] = torch.tensor([results[rollout].mode.off_policy for rollout in ids])
+    batch.batch["off_policy"] = torch.tensor(
+        [results[rollout].mode.off_policy and not results[rollout].held for rollout in ids]
+    )
     batch.batch["memory"] = torch.tensor([results[rollout].mode.memory for rollout in ids])
     batch.batch["distilled"] = torch.zeros(len(ids), dtype=torch.bool)
 
 
 def distill(batch: DataProto, chosen: Collection[str], results: StepResults) -> dict[str, float]:
-    """Take the advantages from off-policy rows, flag the rows of the chosen rollouts, and give them their teacher.
+    """Take the advantages from off-policy rollouts, flag the rows of the chosen rollouts, and give them their teacher.
 
     The teacher of a token is what vLLM sampled it from: the log-probs of its likeliest tokens, with tips in the prompt.
     ``teacher_tokens`` are their ids, ``teacher_log_probs`` -inf where there is none, both [rows, trained tokens,
@@ -41,7 +46,8 @@ def distill(batch: DataProto, chosen: Collection[str], results: StepResults) -> 
         The number of distilled rows, and of tokens without a teacher in the rows of these rollouts. A row of such
         tokens alone is not distilled.
     """
-    batch.batch["advantages"][batch.batch["off_policy"]] = 0.0
+    off_policy = [results.kept[rollout].mode.off_policy for rollout in batch.non_tensor_batch["rollout_id_list"]]
+    batch.batch["advantages"][torch.tensor(off_policy)] = 0.0
     lengths, untaught = batch.batch["response_mask"].sum(-1).tolist(), 0
     ids = torch.zeros(len(batch), max(lengths), TOP_TOKENS, dtype=torch.int32)
     log_probs = torch.full(ids.shape, -math.inf)

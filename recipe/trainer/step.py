@@ -36,6 +36,9 @@ def train_step(
     with marked_timer("gen", timing):
         rollouts, metrics = trainer.play_until_usable(profile=profile)
         results = trainer.manager.results  # of all, with those that cannot be trained on
+        taught = worth_imitating(results.kept, algorithm) if algorithm.distills else set[str]()
+        if algorithm.holds_untaught:
+            rollouts = results.hold_untaught(rollouts, taught)
         batch, of_rows = trainer.rows_of(rollouts)
 
     # Rows and advantages. A rollout's advantage, relative to its group, is that of each of its tokens.
@@ -47,8 +50,8 @@ def train_step(
         add_by_turn(batch, results, of_turns)
         metrics |= of_paper
     replayed = trainer.replay.drawn(trainer.global_steps)
-    if algorithm.distills and (batch.batch["off_policy"].any() or replayed):
-        metrics |= distill(batch, worth_imitating(results.kept, algorithm), results)
+    if algorithm.distills and (replayed or any(each.mode.off_policy for each in results.kept.values())):
+        metrics |= distill(batch, taught, results)
     trainer.records.note_rollouts(trainer.manager, trainer.global_steps, "training", advantages)
     metrics |= of_rows | row_metrics(batch, of_rows, results.kept, algorithm)
     say_step(trainer.global_steps, metrics, results.kept, algorithm, paper)

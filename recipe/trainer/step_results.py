@@ -2,13 +2,13 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from agentlightning.schemas import RolloutState
-from agentlightning.verl.agl_rollout_manager import CompletedRollout
+from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
 
 from empo2.recipe.errors import NoUsableRollouts
 from empo2.recipe.failures import FAILED_BY_AGENT, cause_of_failure, error_of, reported_error, reported_metrics
@@ -33,6 +33,7 @@ class RolloutResult:
     versions: Sequence[int] = ()  # those of the weights that sampled its turns (updates before them), ascending
     # The turns of each training row, by their numbers among its calls (`PlayedCall`).
     rows: Sequence[Sequence[int]] = ()
+    held: bool = False  # off-policy, but its rows have its tips: for the KL to the first weights alone
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,7 @@ class StepResults:
         sampled = [turn for turn in texts if turn.log_probs is not None]  # one without would cost all rows theirs
         known = [each for turn in sampled if (each := turn.as_trained(mode)) is not None]
         rows = rows_of(known)
-        fitting = [row for row in rows if len(row[0].prompt) <= self.max_prompt_tokens]
-        trained = [turn for row in fitting for turn in row]
+        fitting = self._fitting(rows)
         self.left_out["side_calls_dropped"] += len(answered) - len(main)
         self.left_out["repeated_calls"] += len(main) - len(turns)
         self.left_out["image_calls"] += len(turns) - len(texts)
@@ -179,7 +179,7 @@ class StepResults:
             raise Unusable("no_log_probs")
         if not known:
             raise Unusable("no_tip_free_prompt")
-        if not trained:
+        if not fitting:
             raise Unusable("overlong", f"its prompt exceeds model.max_prompt_tokens={self.max_prompt_tokens}")
         self.kept[rollout.rollout_id] = RolloutResult(
             group=rollout.data_id,
@@ -191,10 +191,28 @@ class StepResults:
             task=rollout.input or {},
             tips=list(dict.fromkeys(tip for call in calls if call.event for tip in call.event.tip_ids)),
             versions=sorted({call.data.get("server", {}).get("version") for call in answered} - {None}),
-            rows=[[turn.number for turn in row] for row in fitting],
+            rows=_numbers(fitting),
         )
-        triplets = [turn.triplet() for turn in trained]
-        return rollout.model_copy(update={"triplets": triplets, "final_reward": return_})
+        return rollout.model_copy(update={"triplets": _triplets(fitting), "final_reward": return_})
+
+    def hold_untaught(self, rollouts: Sequence[CompletedRollout], taught: Collection[str]) -> list[CompletedRollout]:
+        """Return the rollouts that are trained; hold the off-policy ones that are not taught, with the tips they had.
+
+        One whose prompts with tips are all too long stays as it is.
+        """
+        made = []
+        for rollout in rollouts:
+            result = self.kept[rollout.rollout_id]
+            if result.mode.off_policy and rollout.rollout_id not in taught:
+                turns = [turn for turn in self.turns(rollout.rollout_id) if not turn.has_images and turn.log_probs is not None]
+                if fitting := self._fitting(rows_of(turns)):
+                    self.kept[rollout.rollout_id] = replace(result, held=True, rows=_numbers(fitting))
+                    rollout = rollout.model_copy(update={"triplets": _triplets(fitting)})
+            made.append(rollout)
+        return made
+
+    def _fitting(self, rows: list[list[PlayedCall]]) -> list[list[PlayedCall]]:
+        return [row for row in rows if len(row[0].prompt) <= self.max_prompt_tokens]
 
     def drop(self, rollout: CompletedRollout, reason: str, error: str = "") -> None:
         """Note that a rollout is not used, and forget its result."""
@@ -206,6 +224,14 @@ class StepResults:
     def drop_unreadable(self, rollout: CompletedRollout, error: Exception) -> None:
         """Drop a rollout whose calls, events or reward cannot be read."""
         self.drop(rollout, "unreadable", str(error_of(error)))
+
+
+def _numbers(rows: Sequence[Sequence[PlayedCall]]) -> list[list[int]]:
+    return [[turn.number for turn in row] for row in rows]
+
+
+def _triplets(rows: Sequence[Sequence[PlayedCall]]) -> list[Triplet]:
+    return [turn.triplet() for row in rows for turn in row]
 
 
 def groups_of(results: Results) -> list[Results]:

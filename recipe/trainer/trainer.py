@@ -34,7 +34,7 @@ class Empo2Trainer(PlayingTrainer):
             "gap_limit": math.inf if algorithm.log_prob_gap_limit is None else algorithm.log_prob_gap_limit,
             "distillation": algorithm.distillation_coefficient,
             "reverse": algorithm.off_policy_loss == "reverse-distillation",
-            "kl_with_tips": algorithm.kl_rows == "with-tips",
+            "kl_with_tips": algorithm.kl_rows != "all",
         }
         self.actor_rollout_wg.set_loss_fn(partial(hybrid_loss, config=actor_config, **loss))
 

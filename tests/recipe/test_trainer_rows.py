@@ -1,6 +1,7 @@
 """Training rows between agent-lightning's adapter and verl's update, and the training step without Ray."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -240,6 +241,7 @@ class StepUnderTest(Empo2Trainer):
         self.gateway: Any = SimpleNamespace(updated=lambda step, results: self.told.append((step, results)))
         self.actor_rollout_wg: Any = SimpleNamespace(update_actor=self.update)
         self.rollouts, self.unusable = rollouts, 0  # so many times nothing can be used
+        self.max_prompt_tokens = math.inf
         self.sums: dict[str, list[float]] = {
             "pg_clipfrac": [1.0, 3.0],
             "ppo_kl": [0.0, 4.0],
@@ -260,7 +262,7 @@ class StepUnderTest(Empo2Trainer):
         return {"name": np.array(["task"], dtype=object)}
 
     def play(self, tasks: DataProto, *, is_train: bool) -> list[CompletedRollout]:
-        results = StepResults()
+        results = StepResults(self.max_prompt_tokens)
         self.manager: Any = SimpleNamespace(results=results, metrics={"empo2/calls": 3}, played=self.rollouts)
         usable = [results.train(rollout) for rollout in self.rollouts]
         if self.unusable:
@@ -476,6 +478,39 @@ def test_a_step_in_which_all_with_tips_succeed_is_distilled(loss: str, flat: flo
     untaught = int(batch.batch["response_mask"][1].sum())  # played() records no likeliest tokens
     assert metrics.get("empo2/untaught_tokens") == (None if flat else untaught)
     assert (trainer.trained["token_weight"] > 0).sum() == 1  # flat: an update keeps one row
+
+
+@pytest.mark.parametrize("kl_rows", ["with-tips", "all-with-tips"])
+def test_off_policy_rollouts_that_teach_nothing_are_held_with_their_tips(kl_rows: str) -> None:
+    """Tips are the tokens from 900 on. With its tips the last rollout's prompt is too long, so it stays as it is."""
+    tips = {"g-0": [], "g-1": [900], "g-2": [901], "g-3": [902, 903, 904, 905]}
+    returns = {"g-0": 0.0, "g-1": 100.0, "g-2": 0.0, "g-3": 0.0}
+    rollouts = []
+    for name, (_, index) in zip(tips, (each.split("-") for each in tips), strict=True):
+        sent, reply = [1, *tips[name], 2, 3], [10 + int(index)]
+        tops = {"top_tokens": [reply], "top_log_probs": [[-0.5]]}
+        events = [request(sent, reply, [-0.5]), recorded(sent, tip_free_prompt_token_ids=[1, 2, 3], **tops)]
+        own = {"data_id": "g", "sample_idx_in_step": int(index), "final_reward": returns[name]}
+        rollouts.append(rollout_of(name, events, OFF_POLICY if tips[name] else NO_MEMORY, **own))
+    form = ("algorithm.form=internalise", "algorithm.replay_per_task=0", "algorithm.updates_per_step=1")
+    trainer = StepUnderTest(rollouts, *form, f"algorithm.kl_rows={kl_rows}")
+    trainer.max_prompt_tokens = PROMPT
+    metrics, batch = trainer.step()
+    held = kl_rows == "all-with-tips"
+    read = [
+        ids[mask.bool()].tolist()
+        for ids, mask in zip(batch.batch["input_ids"], batch.batch["attention_mask"], strict=True)
+    ]
+    assert read == [[1, 2, 3, 10], [1, 2, 3, 11], [1, *[901] * held, 2, 3, 12], [1, 2, 3, 13]]
+    assert batch.batch["off_policy"].tolist() == [False, True, not held, True]
+    assert batch.batch["distilled"].tolist() == [False, True, False, False]
+    assert [result.held for result in trainer.manager.results.kept.values()] == [False, False, held, False]
+    assert not batch.batch["advantages"][1:].any()
+    assert metrics["empo2/off_policy_fraction"] == 0.75  # as they were drawn
+    assert batch.batch["ref_log_prob"].any(-1).tolist() == [False, False, held, False]
+    weighed = zip(trainer.trained["input_ids"].unbind(), trainer.trained["token_weight"], strict=True)
+    trained = {int(ids[-1]) for ids, weight in weighed if weight > 0}
+    assert trained == ({11, 12} if held else {10, 11})  # an update without an on-policy row keeps one
 
 
 @pytest.mark.parametrize(("each", "shown"), [(1, 2), (2, 3)])  # of three tasks that succeeded

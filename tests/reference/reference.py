@@ -5,7 +5,7 @@ It reads like docs/algorithm.md, shares no code with the project, and computes i
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,11 @@ class Episode:
     off_policy: bool
     asks: tuple[Ask, ...]
     return_: float | None  # None if the agent failed
+    held: bool = False  # off-policy, but trained with its tips, by the KL alone
+
+    @property
+    def tip_free(self) -> bool:
+        return self.off_policy and not self.held
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Rules:
     kl_with_tips: bool
     distillation: float | None  # κ; None without
     reverse: bool
+    holds: bool  # off-policy episodes that are not distilled
 
     @property
     def range(self) -> Any:
@@ -107,10 +113,10 @@ class Row:
 def rows(episode: Episode, rules: Rules) -> list[Row]:
     """A chat is a row, as long as each of its prompts begins with the one before: from the first turn that is known."""
     made = []
-    with_tips = episode.memory and not episode.off_policy
+    with_tips = episode.memory and not episode.tip_free
     chats: dict[int, list[int]] = defaultdict(list)
     for number, ask in enumerate(episode.asks):
-        if ask.reply and ask.known and (ask.tip_free or not episode.off_policy):
+        if ask.reply and ask.known and (ask.tip_free or not episode.tip_free):
             chats[ask.chat or -1 - number].append(number)
     for numbers in chats.values():
         begin = prompt(episode.asks, numbers[0], with_tips)
@@ -155,6 +161,18 @@ def advantages[T](
 
 
 def kept(episodes: Sequence[Episode], rules: Rules) -> list[tuple[int, Episode]]:
+    """What can be used of the episodes; those that are held have a row with their tips."""
+    left = usable(episodes, rules)
+    if not rules.holds or rules.distillation is None:
+        return left
+    taught, made = imitated(episodes, rules), []
+    for number, episode in left:
+        held = replace(episode, held=episode.off_policy and number not in taught)
+        made.append((number, held if rows(held, rules) else episode))
+    return made
+
+
+def usable(episodes: Sequence[Episode], rules: Rules) -> list[tuple[int, Episode]]:
     """Episodes with a finite return and a row, of which another one of the group has them, too."""
     left = []
     for number, each in enumerate(episodes):
@@ -206,7 +224,7 @@ def uncut(episode: Episode, rules: Rules) -> list[Row]:
 
 def imitated(episodes: Sequence[Episode], rules: Rules) -> set[int]:
     """Off-policy episodes that succeeded, or did better than the mean of W, or of the group, by the tolerance."""
-    left, chosen = dict(kept(episodes, rules)), set()
+    left, chosen = dict(usable(episodes, rules)), set()
     for number, episode in left.items():
         group = [each for each in left.values() if each.group == episode.group]
         without = [Real(each.return_) for each in group if not each.memory]
@@ -259,7 +277,7 @@ def term(token: Token, new: Any, reference: Any, tops: Sequence[tuple[Any, Any]]
     if off_policy and rules.distillation is None and rules.delta > 0 and new < np.log(Real(rules.delta)):
         gain = Real(0)
     d = reference - new
-    held = not rules.kl_with_tips or (token.episode.memory and not off_policy)
+    held = not rules.kl_with_tips or (token.episode.memory and not token.episode.tip_free)
     loss = -gain + held * rules.kl * min(np.exp(d) - d - 1, Real(10))  # verl's kl_penalty
     if token.distilled and tops:
         p, q = (np.exp(np.array(each, Real)) for each in zip(*tops, strict=True))

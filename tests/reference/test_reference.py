@@ -69,6 +69,7 @@ def steps(draw: st.DrawFn) -> tuple[list[Episode], Rules, dict[int, int]]:
         "coefficient": (0.01, 0.3, 0.0), "tolerance": (0.005, 0.0), "by_std": (True, True, False),
         "discount": (None, 0.95, 1.0), "failed_return": (None, 0.0), "room": (6, 60), "delta": (0.0067, 0.0),
         "kl": (0.0, 0.1), "kl_with_tips": (False, True), "distillation": (None, 0.7), "reverse": (False, True),
+        "holds": (False, True),
     }  # fmt: skip
     chosen: Any = {name: draw(st.sampled_from(values)) for name, values in one_of.items()}
     rules = Rules(success=high, failure=low, longest_prompt=PROMPT, low=0.2, high=0.3, dual=10.0, **chosen)
@@ -141,13 +142,15 @@ def check(step: tuple[list[Episode], Rules, dict[int, int]]) -> None:
     event(f"{len(left)} rollouts")
     if not usable:
         return
+    chosen = worth_imitating(results.kept, algorithm)
+    assert chosen == set(map(str, imitated(episodes, rules)))
+    if rules.holds and rules.distillation:
+        usable = results.hold_untaught(usable, chosen)
     with np.errstate(over="ignore"):  # agent-lightning's own metric, the mean of the rewards
         batch, _ = adapted(usable, PROMPT, rules.room)
     set_advantages(batch, results.kept, rollout_advantages(results.kept, algorithm))
     if rules.discount is not None:
         add_by_turn(batch, results, turn_advantages(results, algorithm)[0])
-    chosen = worth_imitating(results.kept, algorithm)
-    assert chosen == set(map(str, imitated(episodes, rules)))
     if rules.distillation:
         distill(batch, chosen, results)
     batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
