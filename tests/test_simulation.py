@@ -166,3 +166,11 @@ def test_replay_teaches_more_of_what_was_found_with_the_budget_of_the_real_runs(
     assert replayed.found.mean() == pytest.approx(without.found.mean(), abs=0.05)
     assert replayed.alone.mean() > without.alone.mean() + 0.05
     assert replayed.gap[3] < without.gap[3]
+
+
+def test_a_policy_that_is_held_where_nothing_is_taught_goes_on_exploring_and_learns_more() -> None:
+    """Also at three times the rate at which three epochs unlearn to read notes."""
+    replay, arms = "internalise, 3 epochs, replay 2 a task, q 0.8", SUITES["replay"]
+    let_go, held = (run(arms[name], 0.03, DEEP, 24) for name in (replay, "and holding, q 0.8"))
+    assert held.found.mean() > let_go.found.mean() + 0.3
+    assert held.alone.mean() > let_go.alone.mean() + 0.3
