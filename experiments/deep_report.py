@@ -38,7 +38,7 @@ BEGIN = "<!-- made by experiments/learning.py report --plan deep -->"
 DETAILS = """# The details of the experiment in deep houses
 
 Made by experiments/learning.py report --plan deep; docs/learning.md says what the runs showed."""
-STAGES = ("claim", "passes", "replay", "holding", "described")
+STAGES = ("claim", "passes", "replay", "holding", "imitation", "described")
 PICTURE = "deep.png"
 OURS, PRIMARY, BESIDE = "internalise", ("grpo", "tuned"), "tuned-memory"
 

@@ -125,9 +125,7 @@ STEP = {"tasks_per_step": 4, "rollouts_per_task": 8, "updates_per_step": 2, "upd
 BASE = Arm({"success_return": 1.0, **STEP})
 GRPO = BASE.changed({"memory_probability": 0.0, **NO_NOVELTY})
 PAPER = BASE.changed({"memory_probability": 0.25, "off_policy_probability": 0.6667})
-INTERNALISE = BASE.changed(
-    {"form": "internalise", "replay_per_task": 0, "kl_rows": "with-tips", "off_policy_probability": 0.6667}
-)
+INTERNALISE = BASE.changed({"form": "internalise", "replay_per_task": 0, "off_policy_probability": 0.6667})
 HOLDING = INTERNALISE.changed({"kl_rows": "all-with-tips"})
 PAIRED = INTERNALISE.changed({"off_policy_loss": "ratio", "kl_coefficient": 0.0})
 DISTILLED = INTERNALISE.changed({"kl_coefficient": 0.0})
@@ -386,7 +384,8 @@ class Trainer:
             batch.batch["advantage"][batch.batch["off_policy"]] = 0.0
             batch.batch["distilled"] = torch.tensor([name in distilled for name in names])
             teachers = batch.batch["distilled"][:, None, None]
-            batch.batch["teacher_log_probs"] = torch.where(teachers, rows["old"], -math.inf)
+            said = one_hot(rows["doors"]).log() if algorithm.off_policy_loss == "imitation" else rows["old"]
+            batch.batch["teacher_log_probs"] = torch.where(teachers, said, -math.inf)
         if algorithm.off_policy_old_log_probs == "tip-free":
             with torch.no_grad():
                 now = self._log_probs(self.net, batch).gather(-1, batch.batch["responses"].unsqueeze(-1)).squeeze(-1)

@@ -132,7 +132,7 @@ class Algorithm(_Section):
     mask_threshold: Probability
     log_prob_gap_limit: Annotated[float, Field(gt=0)] | None
     off_policy_old_log_probs: Literal["with-tips", "tip-free"]
-    off_policy_loss: Literal["ratio", "distillation", "reverse-distillation"]
+    off_policy_loss: Literal["ratio", "distillation", "reverse-distillation", "imitation"]
     distillation_coefficient: Annotated[float, Field(gt=0)]
     replay_per_task: NotNegative
     success_return: float
@@ -506,8 +506,8 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     if algorithm.name == "grpo" and algorithm.form != "paper":
         yield f"algorithm.form={algorithm.form!r}: is a form of EMPO²; with algorithm.name='grpo' leave it at 'paper'"
     if algorithm.replay_per_task and algorithm.off_policy_loss == "ratio":
-        fix = "take 0, or off_policy_loss=distillation"
-        why = "only distillation trains what older weights sampled"
+        fix = "take 0, or off_policy_loss=distillation or imitation"
+        why = "a ratio cannot train what older weights sampled"
         yield f"algorithm.replay_per_task={algorithm.replay_per_task}: {why}; {fix}"
     on_policy = algorithm.off_policy_probability < 1 or algorithm.holds_untaught
     with_tips = algorithm.name == "empo2" and algorithm.memory_probability > 0 and on_policy

@@ -172,7 +172,17 @@ def test_deep_houses_are_planned_in_their_order(tmp_path: Path):
     stages = [places.get(job.stage, job.stage) for job in listed]
     order = [stage for stage, _ in itertools.groupby(filter(None, stages))]
     # What the claim needs comes first.
-    assert order == ["development", "claim", "passes", "replay", "holding", "meta", "development", "described"]
+    assert order == [
+        "development",
+        "claim",
+        "passes",
+        "replay",
+        "holding",
+        "imitation",
+        "meta",
+        "development",
+        "described",
+    ]
     first = itertools.takewhile(lambda job: job.stage == "development", listed)
     assert {job.like for job in first if not isinstance(job, plans.Evaluation)} == plans.needed(plan)
     assert len({job.name for job in listed}) == len(listed)

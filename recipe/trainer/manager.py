@@ -252,7 +252,7 @@ class Empo2RolloutManager(AglRolloutManager, AglAsyncRolloutManager):
             scope=scope_of(task, self._settings.memory.scope),
             pair=pair,
             read_only=not request.is_train,
-            teaches=mode.off_policy and algorithm.distills,
+            teaches=mode.off_policy and algorithm.distills and algorithm.off_policy_loss != "imitation",
             step=self._step,
         )
         metadata = dict(request.metadata or {}) | {TAG: tag.model_dump(exclude_none=True)}

@@ -30,7 +30,7 @@ def set_advantages(batch: DataProto, results: Results, advantages: Mapping[str, 
     batch.batch["distilled"] = torch.zeros(len(ids), dtype=torch.bool)
 
 
-def distill(batch: DataProto, chosen: Collection[str], results: StepResults) -> dict[str, float]:
+def distill(batch: DataProto, chosen: Collection[str], results: StepResults, *, imitate: bool) -> dict[str, float]:
     """Take the advantages from off-policy rollouts, flag the rows of the chosen rollouts, and give them their teacher.
 
     The teacher of a token is what vLLM sampled it from: the log-probs of its likeliest tokens, with tips in the prompt.
@@ -41,6 +41,7 @@ def distill(batch: DataProto, chosen: Collection[str], results: StepResults) -> 
     Args:
         batch: all rows of the adapter, as `set_advantages` leaves them; changed in place.
         chosen: see `worth_imitating`.
+        imitate: whether the teacher says what was sampled, with certainty.
 
     Returns:
         The number of distilled rows, and of tokens without a teacher in the rows of these rollouts. A row of such
@@ -53,7 +54,8 @@ def distill(batch: DataProto, chosen: Collection[str], results: StepResults) -> 
     log_probs = torch.full(ids.shape, -math.inf)
     answered = {rollout: results.answered(rollout) for rollout in chosen}
     for row, rollout, turns in turns_of_rows(batch, {rollout: results.kept[rollout] for rollout in chosen}):
-        tops = [top for turn in turns for top in answered[rollout][turn].tops]
+        calls = [answered[rollout][turn] for turn in turns]
+        tops = [top for call in calls for top in ([{token: 0.0} for token in call.reply] if imitate else call.tops)]
         for token, top in enumerate(tops[: lengths[row]]):  # the rest lies beyond the row
             ids[row, token, : len(top)] = torch.tensor([*top])
             log_probs[row, token, : len(top)] = torch.tensor([*top.values()])

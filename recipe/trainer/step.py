@@ -51,7 +51,7 @@ def train_step(
         metrics |= of_paper
     replayed = trainer.replay.drawn(trainer.global_steps)
     if algorithm.distills and (replayed or any(each.mode.off_policy for each in results.kept.values())):
-        metrics |= distill(batch, taught, results)
+        metrics |= distill(batch, taught, results, imitate=algorithm.off_policy_loss == "imitation")
     trainer.records.note_rollouts(trainer.manager, trainer.global_steps, "training", advantages)
     metrics |= of_rows | row_metrics(batch, of_rows, results.kept, algorithm)
     say_step(trainer.global_steps, metrics, results.kept, algorithm, paper)

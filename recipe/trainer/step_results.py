@@ -204,7 +204,11 @@ class StepResults:
         for rollout in rollouts:
             result = self.kept[rollout.rollout_id]
             if result.mode.off_policy and rollout.rollout_id not in taught:
-                turns = [turn for turn in self.turns(rollout.rollout_id) if not turn.has_images and turn.log_probs is not None]
+                turns = [
+                    turn
+                    for turn in self.turns(rollout.rollout_id)
+                    if not turn.has_images and turn.log_probs is not None
+                ]
                 if fitting := self._fitting(rows_of(turns)):
                     self.kept[rollout.rollout_id] = replace(result, held=True, rows=_numbers(fitting))
                     rollout = rollout.model_copy(update={"triplets": _triplets(fitting)})

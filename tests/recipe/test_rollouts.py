@@ -384,6 +384,12 @@ def test_tags_reach_the_server(server: str) -> None:
     assert [len({rollout.metadata.empo2["pair"] for rollout in paired[:size]}) for size in (4, 12)] == [1, 3]
 
 
+@pytest.mark.parametrize(("loss", "asked"), [("ratio", False), ("distillation", True), ("imitation", False)])
+def test_the_likeliest_tokens_are_asked_for_where_they_teach(loss: str, asked: bool, server: str) -> None:
+    always = settings(memory_probability=1.0, off_policy_probability=1.0, off_policy_loss=loss)
+    assert {rollout.metadata.empo2["teaches"] for rollout in create(server, always)} == {asked}
+
+
 @pytest.mark.parametrize("size", [4, 5])
 def test_half_of_a_paired_group_sees_tips(size: int) -> None:
     """Every second rollout of a memory group, so that neither half starts before the other; other groups stay whole."""

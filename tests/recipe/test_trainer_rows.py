@@ -181,7 +181,7 @@ def test_rows_without_tips_and_the_teacher_of_each_token() -> None:
         log_probs = batch.batch["rollout_log_probs"][row][mask[row]].tolist()
         assert log_probs == pytest.approx([-0.1, -0.11, -0.13, -0.14, -0.15])  # taken with the tips
 
-    metrics = distill(batch, worth_imitating(results.kept, ALGORITHM), results)
+    metrics = distill(batch, worth_imitating(results.kept, ALGORITHM), results, imitate=False)
     assert metrics == {"empo2/distilled_rows": 3, "empo2/untaught_tokens": 1}
     assert batch.batch["distilled"].tolist() == [False] * 4 + [True] * 3 + [False] * 5  # the eighth has no teacher
     assert not batch.batch["advantages"][:8].any() and batch.batch["advantages"][8:].any()
@@ -478,6 +478,18 @@ def test_a_step_in_which_all_with_tips_succeed_is_distilled(loss: str, flat: flo
     untaught = int(batch.batch["response_mask"][1].sum())  # played() records no likeliest tokens
     assert metrics.get("empo2/untaught_tokens") == (None if flat else untaught)
     assert (trainer.trained["token_weight"] > 0).sum() == 1  # flat: an update keeps one row
+
+
+def test_what_was_sampled_is_the_teacher_of_a_rollout_that_is_imitated() -> None:
+    """With certainty, also of calls whose likeliest tokens are not known."""
+    trainer = StepUnderTest(played({"g-0": 0.0, "g-1": 100.0}, OFF_POLICY), "algorithm.off_policy_loss=imitation")
+    trainer.use_reference_policy = False
+    metrics, batch = trainer.step()
+    assert metrics["empo2/untaught_tokens"] == 0 and batch.batch["distilled"].tolist() == [False, True]
+    sampled = batch.batch["responses"][1][batch.batch["response_mask"][1].bool()]
+    tokens, log_probs = (batch.batch[name][1, : len(sampled)] for name in ("teacher_tokens", "teacher_log_probs"))
+    assert len(sampled) and tokens[:, 0].tolist() == sampled.tolist() and not log_probs[:, 0].any()
+    assert not log_probs[:, 1:].isfinite().any()
 
 
 @pytest.mark.parametrize("kl_rows", ["with-tips", "all-with-tips"])

@@ -68,6 +68,7 @@ class Rules:
     kl_with_tips: bool
     distillation: float | None  # κ; None without
     reverse: bool
+    imitates: bool  # what was sampled is the teacher's certainty
     holds: bool  # off-policy episodes that are not distilled
 
     @property
@@ -279,8 +280,11 @@ def term(token: Token, new: Any, reference: Any, tops: Sequence[tuple[Any, Any]]
     d = reference - new
     held = not rules.kl_with_tips or (token.episode.memory and not token.episode.tip_free)
     loss = -gain + held * rules.kl * min(np.exp(d) - d - 1, Real(10))  # verl's kl_penalty
+    if rules.imitates:
+        tops = [(0.0, student) for _, student in tops[:1]]
     if token.distilled and tops:
         p, q = (np.exp(np.array(each, Real)) for each in zip(*tops, strict=True))
         p, q = (np.append(each, max(1 - each.sum(), Real(1e-5))) for each in (p, q))
-        loss += Real(rules.distillation) * ((q * np.log(q / p)).sum() if rules.reverse else (p * np.log(p / q)).sum())
+        reverse = rules.reverse and not rules.imitates
+        loss += Real(rules.distillation) * ((q * np.log(q / p)).sum() if reverse else (p * np.log(p / q)).sum())
     return token.weight * loss

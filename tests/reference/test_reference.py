@@ -30,7 +30,8 @@ from ..recipe.test_objective import actor_config
 from .reference import Ask, Episode, Rules, imitated, kept, prompt, term, tokens, visits
 
 PROMPT = 12
-RETURNS = (0.0, 1.0, 0.5, 0.3, 0.9999999999999999, 0.504, -1.0, 1e300, -1e300, 1e308, math.nan, None)
+# Divided by the smallest range, 0.5, the largest is a float still.
+RETURNS = (0.0, 1.0, 0.5, 0.3, 0.9999999999999999, 0.504, -1.0, 1e300, -1e300, 8e307, math.nan, None)
 
 
 @st.composite
@@ -69,7 +70,7 @@ def steps(draw: st.DrawFn) -> tuple[list[Episode], Rules, dict[int, int]]:
         "coefficient": (0.01, 0.3, 0.0), "tolerance": (0.005, 0.0), "by_std": (True, True, False),
         "discount": (None, 0.95, 1.0), "failed_return": (None, 0.0), "room": (6, 60), "delta": (0.0067, 0.0),
         "kl": (0.0, 0.1), "kl_with_tips": (False, True), "distillation": (None, 0.7), "reverse": (False, True),
-        "holds": (False, True),
+        "imitates": (False, True), "holds": (False, True),
     }  # fmt: skip
     chosen: Any = {name: draw(st.sampled_from(values)) for name, values in one_of.items()}
     rules = Rules(success=high, failure=low, longest_prompt=PROMPT, low=0.2, high=0.3, dual=10.0, **chosen)
@@ -152,7 +153,7 @@ def check(step: tuple[list[Episode], Rules, dict[int, int]]) -> None:
     if rules.discount is not None:
         add_by_turn(batch, results, turn_advantages(results, algorithm)[0])
     if rules.distillation:
-        distill(batch, chosen, results)
+        distill(batch, chosen, results, imitate=rules.imitates)
     batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
     batch.batch["ref_log_prob"] = batch.batch["responses"].float().apply_(lambda t: number_of(int(t), "ref", -7, 0))
     batch.meta_info = {"temperature": 1.0, "global_token_num": []}
@@ -179,7 +180,7 @@ def check(step: tuple[list[Episode], Rules, dict[int, int]]) -> None:
         data,
         mask_threshold=0.0 if rules.distillation else rules.delta,
         distillation=rules.distillation or 0.0,
-        reverse=rules.reverse,
+        reverse=rules.reverse and not rules.imitates,
         kl_with_tips=rules.kl_with_tips,
     )
     loss.backward()
