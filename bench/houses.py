@@ -106,7 +106,7 @@ def table() -> str:
             bare = generalises(key, [list(part.values()) for part in parts], plain, generator)
             fits = [all_in_disguise(parts[0], DISGUISES + number) for number in range(1, FITS + 1)]
             hidden = generalises(key, fits, disguised, generator)
-            lines.append((f"best order of {what}, fitted on {count} houses", bare, hidden))
+            lines.append((f"order of {what}, fitted on {count}", bare, hidden))
     rows = [f"| {what} | {100 * bare:.1f} % | {100 * hidden:.1f} % |" for what, bare, hidden in lines]
     head = f"| coins found in {len(test)} other houses | as they are | in disguise |\n|---|---|---|\n"
     return head + "\n".join(rows)
