@@ -5,10 +5,10 @@
     .venv/bin/python experiments/simulation.py --arm "grpo*" --seeds 50 --output build/simulation.jsonl
 
 A house is a way of junctions with three doors each, one right, no move to spare; a wrong door costs two moves. After an
-episode the memory holds what a true note tells: after a success the way; after a failure the way to the last wrong
-door, and that it leads nowhere. The policy is a net of two layers whose inputs are a random code of the junction, the
-doors tried and the notes; before training it has learned to read notes, with some slips. It is a toy: no words, no
-retrieval, no false notes. Modes, advantages, the gate of distillation, the plan of updates and the loss are the
+episode the memory holds what a note tells, a true one but for `false_notes`: after a success the way; after a failure
+the way to the last wrong door, and that it leads nowhere. The policy is a net of two layers whose inputs are a random
+code of the junction, the doors tried and the notes; before training it has learned to read notes, with some slips. It
+is a toy: no words, no retrieval. Modes, advantages, the gate of distillation, the plan of updates and the loss are the
 project's own.
 
 No number here is one of a language model.
@@ -97,6 +97,7 @@ class Arm:
     stand_in: a group without notes and without a success has a stored one in the place of its first rollout.
     start_share: of the rollouts without notes, those that the start's weights play.
     teach_back: where rollouts without notes do better than those with, their moves are distilled into the policy with.
+    false_notes: share of the notes of failures that name any door.
     imitate: no reinforcement; the start plays, and the weights are fine-tuned on all ways that were found.
     """
 
@@ -107,6 +108,7 @@ class Arm:
     start_share: float = 0.0
     teach_back: bool = False
     imitate: bool = False
+    false_notes: float = 0.0
     rates: Sequence[float] = RATES
     houses: int = 4
     episodes: int = 480  # in each house
@@ -126,7 +128,9 @@ BASE = Arm({"success_return": 1.0, **STEP})
 GRPO = BASE.changed({"memory_probability": 0.0, **NO_NOVELTY})
 PAPER = BASE.changed({"memory_probability": 0.25, "off_policy_probability": 0.6667})
 INTERNALISE = BASE.changed({"form": "internalise", "replay_per_task": 0, "off_policy_probability": 0.6667})
-HOLDING = INTERNALISE.changed({"kl_rows": "all-with-tips"})
+# With the budget of the real runs.
+REPLAYING = INTERNALISE.changed({"tasks_per_step": 2, "update_epochs": 3, "replay_per_task": 2}, episodes=96)
+HOLDING = REPLAYING.changed({"kl_rows": "all-with-tips"})
 PAIRED = INTERNALISE.changed({"off_policy_loss": "ratio", "kl_coefficient": 0.0})
 DISTILLED = INTERNALISE.changed({"kl_coefficient": 0.0})
 RIVAL = GRPO.changed({"memory_probability": 1.0, "off_policy_probability": 0.0}, imitate=True)
@@ -151,7 +155,7 @@ def _suites() -> dict[str, dict[str, Arm]]:
         "paired, tip-free": PAIRED.changed({"off_policy_old_log_probs": "tip-free"}),
         "paired, distilled": DISTILLED,
         "internalise": INTERNALISE,
-        "internalise, holding": HOLDING,
+        "internalise, holding": INTERNALISE.changed({"kl_rows": "all-with-tips"}),
     }
     intrinsic = {
         f"{name}, {how}": arm.changed(settings, **changes)
@@ -191,28 +195,31 @@ def _suites() -> dict[str, dict[str, Arm]]:
         "internalise": INTERNALISE,
         "internalise, taught back": INTERNALISE.changed(teach_back=True),
     }
-    again = {"tasks_per_step": 2, "update_epochs": 3, "replay_per_task": 2}
-    replayed = (
-        {
-            f"internalise, {epochs} epochs, replay {count} a task": INTERNALISE.changed(
-                again | {"update_epochs": epochs, "replay_per_task": count}, episodes=96
-            )
-            for epochs, count in itertools.product((1, 3), (0, 1, 2))
-        }
-        | {
-            f"{name}, q {share:g}": arm.changed(again | {"off_policy_probability": share}, episodes=96)
-            for name, arm in {"internalise, 3 epochs, replay 2 a task": INTERNALISE, "and holding": HOLDING}.items()
-            for share in (0.6667, 0.8, 0.9)
-        }
-        | {"start plays with notes, fine-tuned": RIVAL.changed({"tasks_per_step": 2}, episodes=96)}
-    )
+    replayed = {
+        f"internalise, {epochs} epochs, replay {count} a task": REPLAYING.changed(
+            {"update_epochs": epochs, "replay_per_task": count}
+        )
+        for epochs, count in itertools.product((1, 3), (0, 1, 2))
+    } | {
+        f"{name}, q {share:g}": arm.changed({"off_policy_probability": share})
+        for name, arm in {"internalise, 3 epochs, replay 2 a task": REPLAYING, "and holding": HOLDING}.items()
+        for share in (0.6667, 0.8, 0.9)
+    }
+    rival = {"start plays with notes, fine-tuned": RIVAL.changed({"tasks_per_step": 2}, episodes=96)}
+    held_at = HOLDING.changed({"off_policy_probability": 0.8})
+    misled = {
+        "internalise, 3 epochs, replay 2 a task": REPLAYING,
+        "and holding, q 0.8": held_at,
+        "and imitation": held_at.changed({"off_policy_loss": "imitation"}),
+    } | rival
     return {
         "forms": forms,
         "intrinsic": intrinsic,
         "K and p": drawn,
         "exploration": explored,
         "retention": held,
-        "replay": replayed,
+        "replay": replayed | rival,
+        "false notes": {name: arm.changed(false_notes=0.3) for name, arm in misled.items()},
     }
 
 
@@ -293,7 +300,7 @@ class Trainer:
         known = copy(houses)  # with the notes of now
         played = play(self.net, self._start, houses, noted, by_start, self._arm.distinct, self._generator)
         had = houses.found.clone()
-        remember(houses, played)
+        remember(houses, played, self._arm.false_notes, self._generator)
         self.houses.learn(chosen, houses)
         if self._arm.imitate:
             self._update(self._imitated())
@@ -485,7 +492,7 @@ class Trainer:
         won = []
         for _ in range(TRIALS):
             played = play(self.net, self.net, fresh, yes, ~yes, False, self._generator)
-            remember(fresh, played)
+            remember(fresh, played, self._arm.false_notes, self._generator)
             won.append(played.success.float().mean((1, 2)).numpy())
         quarters = [self._sums[len(self._sums) * q // 4 : len(self._sums) * (q + 1) // 4] for q in range(4)]
 

@@ -176,8 +176,12 @@ def play(
     return Played(*columns, success=success, intrinsic=intrinsic)
 
 
-def remember(houses: Houses, played: Played) -> None:
-    """Add a true note of each episode: the way of a success, or the way to the last wrong door, and that door."""
+def remember(houses: Houses, played: Played, false: float, generator: torch.Generator) -> None:
+    """Add a note of each episode: the way of a success, or the way to the last wrong door, and that door.
+
+    A share of failures, ``false``, names any door there instead. Where all doors are said to lead nowhere, the newest
+    note alone is read.
+    """
     junctions = torch.arange(houses.depth)
     for player in range(played.success.shape[-1]):
         at, doors = played.at[:, :, player].clamp_max(houses.depth - 1), played.doors[:, :, player]
@@ -185,8 +189,13 @@ def remember(houses: Houses, played: Played) -> None:
         wrong = played.mask[:, :, player] & (houses.right.gather(2, at) != doors)
         last = torch.where(wrong, at, -1).amax(-1, keepdim=True)
         door = doors.gather(2, (wrong * junctions).argmax(-1, keepdim=True))  # decisions are as many as junctions
+        if false:
+            lies = torch.rand(door.shape, generator=generator) < false
+            door = torch.where(lies, torch.randint(DOORS, door.shape, generator=generator), door)
         reached = torch.where(won, houses.depth, last)
         houses.good = torch.maximum(houses.good, one_hot(houses.right) * (junctions < reached).unsqueeze(-1))
         failed = (junctions == last) & ~won
-        houses.dead = torch.maximum(houses.dead, one_hot(door.expand_as(failed)) * failed.unsqueeze(-1))
+        newest = one_hot(door.expand_as(failed)) * failed.unsqueeze(-1)
+        dead = torch.maximum(houses.dead, newest)
+        houses.dead = torch.where(dead.all(-1, keepdim=True), newest, dead)
     houses.found |= played.success.any(-1)

@@ -75,7 +75,7 @@ def test_an_episode_is_a_walk_and_its_novelty_a_count() -> None:
 def test_the_memory_holds_what_true_notes_tell() -> None:
     houses = Houses(3, 4, 4, torch.Generator().manual_seed(2))
     them = played(houses, False, 6)
-    remember(houses, them)
+    remember(houses, them, 0.0, torch.Generator())
     good, dead = np.zeros((3, 4, 4, DOORS)), np.zeros((3, 4, 4, DOORS))
     for s, h, k in np.ndindex(3, 4, 6):
         steps = zip(them.at[s, h, k].tolist(), them.doors[s, h, k].tolist(), them.mask[s, h, k].tolist(), strict=True)
@@ -88,6 +88,14 @@ def test_the_memory_holds_what_true_notes_tell() -> None:
     np.testing.assert_array_equal(houses.good.numpy(), good)
     np.testing.assert_array_equal(houses.dead.numpy(), dead)
     assert not (dead * one_hot(houses.right).numpy()).any()
+
+
+def test_a_false_note_names_any_door_and_of_doors_that_all_lead_nowhere_the_newest_note_counts() -> None:
+    houses = Houses(50, 4, 4, torch.Generator().manual_seed(2))
+    remember(houses, played(houses, False, 6), 1.0, torch.Generator().manual_seed(3))
+    told = houses.dead.sum(-1)
+    of_right = houses.dead.gather(3, houses.right.unsqueeze(-1)).sum() / told.sum()
+    assert 0.25 < of_right < 0.42 and told.max() == 2
 
 
 def test_a_seed_learns_from_its_own_episodes_alone() -> None:
