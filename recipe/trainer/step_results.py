@@ -154,7 +154,7 @@ class StepResults:
         """Keep the result of a training rollout, and return the rollout with the turns that are trained.
 
         A turn whose log-probs are not known is left out, and of an off-policy update one whose tip-free prompt is not
-        known: no advantage or teacher counts where it has its tips (`hold_untaught` gives them back without either).
+        known: it is never trained with its tips, but for the KL (`hold_untaught`).
 
         Raises:
             Unusable: it cannot be trained on.
