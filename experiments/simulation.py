@@ -200,17 +200,17 @@ def _suites() -> dict[str, dict[str, Arm]]:
             {"update_epochs": epochs, "replay_per_task": count}
         )
         for epochs, count in itertools.product((1, 3), (0, 1, 2))
-    } | {
-        f"{name}, q {share:g}": arm.changed({"off_policy_probability": share})
-        for name, arm in {"internalise, 3 epochs, replay 2 a task": REPLAYING, "and holding": HOLDING}.items()
-        for share in (0.6667, 0.8, 0.9)
     }
+    for share in (0.6667, 0.8, 0.9):
+        replayed[f"and holding, q {share:g}"] = HOLDING.changed({"off_policy_probability": share})
+    for share in (0.8, 0.9):
+        name = f"internalise, 3 epochs, replay 2 a task, q {share:g}"
+        replayed[name] = REPLAYING.changed({"off_policy_probability": share})
     rival = {"start plays with notes, fine-tuned": RIVAL.changed({"tasks_per_step": 2}, episodes=96)}
-    held_at = HOLDING.changed({"off_policy_probability": 0.8})
     misled = {
         "internalise, 3 epochs, replay 2 a task": REPLAYING,
-        "and holding, q 0.8": held_at,
-        "and imitation": held_at.changed({"off_policy_loss": "imitation"}),
+        "and holding, q 0.8": replayed["and holding, q 0.8"],
+        "and imitation": replayed["and holding, q 0.8"].changed({"off_policy_loss": "imitation"}),
     } | rival
     return {
         "forms": forms,
@@ -363,7 +363,7 @@ class Trainer:
             held = {name for name, each in results.items() if each.mode.off_policy} - distilled
             results |= {name: replace(results[name], held=True) for name in held}
             advantages |= dict.fromkeys(held, 0.0)
-        tip_free = torch.tensor([each.mode.off_policy and not each.held for each in results.values()])[:, None, None]
+        tip_free = torch.tensor([each.tip_free for each in results.values()])[:, None, None]
         sent, free, doors, mask, old = (
             each.flatten(0, 2) for each in (played.as_sent, played.tip_free, played.doors, played.mask, played.old)
         )
@@ -517,9 +517,7 @@ def _set_advantages(batch: DataProto, results: Mapping[str, RolloutResult], adva
     """Put each rollout's advantage and mode on its row; in place."""
     names = batch.non_tensor_batch["rollout_id_list"].tolist()
     batch.batch["advantage"] = torch.tensor([advantages[name] for name in names])
-    batch.batch["off_policy"] = torch.tensor(
-        [results[name].mode.off_policy and not results[name].held for name in names]
-    )
+    batch.batch["off_policy"] = torch.tensor([results[name].tip_free for name in names])
     batch.batch["memory"] = torch.tensor([results[name].mode.memory for name in names])
     batch.batch["distilled"] = torch.zeros(len(names), dtype=torch.bool)
 

@@ -23,9 +23,7 @@ def set_advantages(batch: DataProto, results: Results, advantages: Mapping[str, 
     ids = batch.non_tensor_batch["rollout_id_list"].tolist()
     rows = torch.tensor([advantages[rollout] for rollout in ids])
     batch.batch["advantages"] = rows.unsqueeze(-1) * batch.batch["response_mask"]
-    batch.batch["off_policy"] = torch.tensor(
-        [results[rollout].mode.off_policy and not results[rollout].held for rollout in ids]
-    )
+    batch.batch["off_policy"] = torch.tensor([results[rollout].tip_free for rollout in ids])
     batch.batch["memory"] = torch.tensor([results[rollout].mode.memory for rollout in ids])
     batch.batch["distilled"] = torch.zeros(len(ids), dtype=torch.bool)
 

@@ -35,6 +35,11 @@ class RolloutResult:
     rows: Sequence[Sequence[int]] = ()
     held: bool = False  # off-policy, but its rows have its tips: for the KL to the first weights alone
 
+    @property
+    def tip_free(self) -> bool:
+        """Return whether its rows are without the tips that it was shown."""
+        return self.mode.off_policy and not self.held
+
 
 @dataclass(frozen=True)
 class DroppedRollout:

@@ -68,7 +68,7 @@ class Rules:
     kl_with_tips: bool
     distillation: float | None  # κ; None without
     reverse: bool
-    imitates: bool  # what was sampled is the teacher's certainty
+    imitates: bool  # what was sampled is the teacher's certainty; never with reverse
     holds: bool  # off-policy episodes that are not distilled
 
     @property
@@ -285,6 +285,5 @@ def term(token: Token, new: Any, reference: Any, tops: Sequence[tuple[Any, Any]]
     if token.distilled and tops:
         p, q = (np.exp(np.array(each, Real)) for each in zip(*tops, strict=True))
         p, q = (np.append(each, max(1 - each.sum(), Real(1e-5))) for each in (p, q))
-        reverse = rules.reverse and not rules.imitates
-        loss += Real(rules.distillation) * ((q * np.log(q / p)).sum() if reverse else (p * np.log(p / q)).sum())
+        loss += Real(rules.distillation) * ((q * np.log(q / p)).sum() if rules.reverse else (p * np.log(p / q)).sum())
     return token.weight * loss

@@ -73,6 +73,7 @@ def steps(draw: st.DrawFn) -> tuple[list[Episode], Rules, dict[int, int]]:
         "imitates": (False, True), "holds": (False, True),
     }  # fmt: skip
     chosen: Any = {name: draw(st.sampled_from(values)) for name, values in one_of.items()}
+    chosen["imitates"] &= not chosen["reverse"]
     rules = Rules(success=high, failure=low, longest_prompt=PROMPT, low=0.2, high=0.3, dual=10.0, **chosen)
     return episodes, rules, draw(st.dictionaries(st.integers(0, 2), st.integers(1, 3)))
 
@@ -180,7 +181,7 @@ def check(step: tuple[list[Episode], Rules, dict[int, int]]) -> None:
         data,
         mask_threshold=0.0 if rules.distillation else rules.delta,
         distillation=rules.distillation or 0.0,
-        reverse=rules.reverse and not rules.imitates,
+        reverse=rules.reverse,
         kl_with_tips=rules.kl_with_tips,
     )
     loss.backward()
