@@ -96,6 +96,7 @@ class Arm:
     intrinsic: of INTRINSIC. distinct: 1/n is earned once per state and episode, not per visit.
     stand_in: a group without notes and without a success has a stored one in the place of its first rollout.
     start_share: of the rollouts without notes, those that the start's weights play.
+    start_with_notes: the start's weights play all rollouts with notes.
     teach_back: where rollouts without notes do better than those with, their moves are distilled into the policy with.
     false_notes: share of the notes of failures that name any door.
     imitate: no reinforcement; the start plays, and the weights are fine-tuned on all ways that were found.
@@ -106,6 +107,7 @@ class Arm:
     distinct: bool = False
     stand_in: bool = False
     start_share: float = 0.0
+    start_with_notes: bool = False
     teach_back: bool = False
     imitate: bool = False
     false_notes: float = 0.0
@@ -127,7 +129,15 @@ STEP = {"tasks_per_step": 4, "rollouts_per_task": 8, "updates_per_step": 2, "upd
 BASE = Arm({"success_return": 1.0, **STEP})
 GRPO = BASE.changed({"memory_probability": 0.0, **NO_NOVELTY})
 PAPER = BASE.changed({"memory_probability": 0.25, "off_policy_probability": 0.6667})
-INTERNALISE = BASE.changed({"form": "internalise", "replay_per_task": 0, "off_policy_probability": 0.6667})
+INTERNALISE = BASE.changed(  # as the form was first; "and imitation" is what it has become
+    {
+        "form": "internalise",
+        "replay_per_task": 0,
+        "off_policy_probability": 0.6667,
+        "off_policy_loss": "distillation",
+        "kl_rows": "with-tips",
+    }
+)
 # With the budget of the real runs.
 REPLAYING = INTERNALISE.changed({"tasks_per_step": 2, "update_epochs": 3, "replay_per_task": 2}, episodes=96)
 HOLDING = REPLAYING.changed({"kl_rows": "all-with-tips"})
@@ -206,19 +216,26 @@ def _suites() -> dict[str, dict[str, Arm]]:
     for share in (0.8, 0.9):
         name = f"internalise, 3 epochs, replay 2 a task, q {share:g}"
         replayed[name] = REPLAYING.changed({"off_policy_probability": share})
-    rival = {"start plays with notes, fine-tuned": RIVAL.changed({"tasks_per_step": 2}, episodes=96)}
+    replayed["and imitation, q 0.8"] = replayed["and holding, q 0.8"].changed({"off_policy_loss": "imitation"})
+    # Then no rollout with notes is on-policy, and what the weights make of notes does not matter.
+    exploring = REPLAYING.changed({"off_policy_probability": 1.0, "kl_coefficient": 0.0}, start_with_notes=True)
+    beside = {
+        "start plays with notes": exploring,
+        "start plays with notes, and imitation": exploring.changed({"off_policy_loss": "imitation"}),
+        "start plays with notes, fine-tuned": RIVAL.changed({"tasks_per_step": 2}, episodes=96),
+    }
     misled = {
         "internalise, 3 epochs, replay 2 a task": REPLAYING,
         "and holding, q 0.8": replayed["and holding, q 0.8"],
-        "and imitation": replayed["and holding, q 0.8"].changed({"off_policy_loss": "imitation"}),
-    } | rival
+        "and imitation, q 0.8": replayed["and imitation, q 0.8"],
+    } | beside
     return {
         "forms": forms,
         "intrinsic": intrinsic,
         "K and p": drawn,
         "exploration": explored,
         "retention": held,
-        "replay": replayed | rival,
+        "replay": replayed | beside,
         "false notes": {name: arm.changed(false_notes=0.3) for name, arm in misled.items()},
     }
 
@@ -296,7 +313,9 @@ class Trainer:
         modes = [mode for each in tags for mode, _ in itertools.islice(each, count)]
         noted = torch.tensor([mode.memory for mode in modes]).view(shape)
         share = torch.rand(shape, generator=self._generator) < self._arm.start_share
-        by_start = torch.full(shape, True) if self._arm.imitate else share & ~noted
+        by_start = noted & self._arm.start_with_notes | ~noted & share
+        if self._arm.imitate:
+            by_start = torch.full(shape, True)
         known = copy(houses)  # with the notes of now
         played = play(self.net, self._start, houses, noted, by_start, self._arm.distinct, self._generator)
         had = houses.found.clone()

@@ -54,6 +54,7 @@ STACK = (
 )
 INTERNALISE = (
     "algorithm.form=internalise",
+    "algorithm.off_policy_loss=distillation",  # which needs more of both engines than imitation
     "algorithm.failure_return=-100",
     "algorithm.success_return=0",  # so that each rollout is a success, which is distilled, stored and replayed
 )

@@ -56,7 +56,7 @@ def drifts(steps: Sequence[Metrics]) -> str:
     return (
         f"WARNING: what tips teach does not reach the weights: within {len(steps)} steps off-policy rows went from "
         f"{gap[0]:.2f} to {gap[1]:.2f} nats (empo2/off_policy/old_kl) and from {100 * masked[0]:.1f} to "
-        f"{100 * masked[1]:.1f} % masked tokens; algorithm.form=internalise distils them"
+        f"{100 * masked[1]:.1f} % masked tokens; algorithm.form=internalise imitates successes"
     )
 
 
@@ -72,5 +72,5 @@ def idle(steps: Sequence[Metrics]) -> str:
     return (
         f"WARNING: {100 * share:.0f} % of the groups of the last {len(steps)} steps had no gradient, while rollouts "
         f"with tips succeed in {100 * np.mean(with_tips):.0f} % and those without in {100 * np.mean(without):.0f} %; "
-        "algorithm.baseline=paired compares them with each other, and algorithm.form=internalise also distils them"
+        "algorithm.baseline=paired compares them with each other, algorithm.form=internalise also imitates successes"
     )

@@ -69,10 +69,10 @@ def test_a_form_is_laid_over_the_profile_and_under_what_the_user_says(tmp_path: 
         return [getattr(load_settings(profile, overrides, **layers).algorithm, key) for key in keys]
 
     assert of("gpu") == of("gpu", "algorithm.form=paper") == ["paper", "group", 0.25, "ratio", 0.0, "all"]
-    assert of("gpu", one) == of("cpu", one) == ["internalise", "paired", 1.0, "distillation", 1.0, "with-tips"]
+    assert of("gpu", one) == of("cpu", one) == ["internalise", "paired", 1.0, "imitation", 1.0, "all-with-tips"]
     assert of("cpu", one, "algorithm.memory_probability=0.5")[2] == 0.5
     file.write_text("algorithm: {form: internalise, kl_coefficient: 0.1, off_policy_loss: reverse-distillation}")
-    mine = ["internalise", "paired", 1.0, "reverse-distillation", 0.1, "with-tips"]
+    mine = ["internalise", "paired", 1.0, "reverse-distillation", 0.1, "all-with-tips"]
     assert of("gpu", file=file) == mine
     # The word of the last layer counts; what stands beside an earlier one is the user's own still.
     assert of("gpu", "algorithm.form=paper", file=file)[:5] == ["paper", "group", 0.25, "reverse-distillation", 0.1]
