@@ -33,7 +33,7 @@ NOTES_CURVE, UNSEEN_CURVE = "val/train/memory_success_rate", "val/success_rate"
 FLAT = "empo2/groups_without_gradient"
 START = "start.json"
 EPISODES = (48, 96)  # of a house: half of a training, and all of it
-PLAYED = ("claim", "described", "retention")  # stages whose runs play the same houses
+PLAYED = ("claim", "described", "retention", "form")  # stages whose runs play the same houses
 SEEN = {
     "groups without a gradient": (FLAT, "{:.0%}"),
     "episodes with notes": ("empo2/memory_fraction", "{:.0%}"),
