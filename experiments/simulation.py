@@ -313,9 +313,7 @@ class Trainer:
         modes = [mode for each in tags for mode, _ in itertools.islice(each, count)]
         noted = torch.tensor([mode.memory for mode in modes]).view(shape)
         share = torch.rand(shape, generator=self._generator) < self._arm.start_share
-        by_start = noted & self._arm.start_with_notes | ~noted & share
-        if self._arm.imitate:
-            by_start = torch.full(shape, True)
+        by_start = torch.where(noted, self._arm.start_with_notes, share) | self._arm.imitate
         known = copy(houses)  # with the notes of now
         played = play(self.net, self._start, houses, noted, by_start, self._arm.distinct, self._generator)
         had = houses.found.clone()
