@@ -121,7 +121,7 @@ class Run(_Section):
 class Algorithm(_Section):
     name: Literal["empo2", "grpo"]
     form: Literal["paper", "internalise"]
-    seed: int
+    seed: NotNegative
     memory_probability: Probability
     off_policy_probability: Probability
     mode_per: Literal["step", "group"]

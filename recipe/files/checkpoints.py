@@ -71,7 +71,7 @@ def _merge(checkpoint: Path, target: Path) -> None:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise ProcessError(f"{checkpoint}: verl cannot merge its weights: {' | '.join(lines[-_LINES:])}")
     if (made / _ADAPTER).is_dir():
-        merge_adapter(made, made / _ADAPTER, target)
+        merge_adapter(made, made / _ADAPTER, target, "not" if unrounded else "at random")
     else:
         made.rename(target)
 

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from huggingface_hub import constants
 
@@ -160,14 +161,29 @@ def verify(adapter: Path) -> str:
     return sums[ADAPTER_FILES[-1]]
 
 
-def merge_adapter(base: Path, adapter: Path, target: Path) -> None:
-    """Write the model `base` with the LoRA `adapter` merged into its weights (in fp32, kept as bf16) to `target`."""
+def merge_adapter(
+    base: Path, adapter: Path, target: Path, rounded: Literal["to nearest", "at random", "not"] = "to nearest"
+) -> None:
+    """Write the model `base` with the LoRA `adapter` merged into its weights to `target`.
+
+    Args:
+        rounded: to bfloat16; to the nearest loses of a small LoRA what is below half of a weight's last bit.
+    """
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from empo2.recipe.trainer.compat.rounding import rounded_at_random
+
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter)
-    model.merge_and_unload().to(torch.bfloat16).save_pretrained(target)
+    model = model.merge_and_unload()
+    if rounded == "at random":
+        noise = torch.Generator().manual_seed(0)
+        for weight in model.parameters():
+            weight.data = rounded_at_random(weight.data, noise)
+    if rounded != "not":
+        model = model.to(torch.bfloat16)
+    model.save_pretrained(target)
     AutoTokenizer.from_pretrained(base).save_pretrained(target)
 
 

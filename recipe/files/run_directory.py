@@ -36,7 +36,7 @@ from empo2.recipe.run_folder import (
 _ASIDE = "set-aside-"
 _BY_STEP = (METRICS_FILE, EPISODES_FILE)  # a line for each
 # If these changed, the weights, tips and metrics so far would no longer be comparable with later ones.
-_FIXED = ("algorithm.name", "model.path", "model.lora_rank", "memory.scope", "memory.embedder")
+_FIXED = ("algorithm.name", "model.path", "model.lora_rank", "model.lora_alpha", "memory.scope", "memory.embedder")
 
 
 def open_run_directory(settings: Settings, profile: str | None) -> tuple[Path, Path | None]:
@@ -162,10 +162,22 @@ def _step_to_continue(settings: Settings, directory: Path) -> tuple[Path | None,
             said = f"the run {name!r} began with {began!r}, which cannot change"
             raise ConfigError(f"{key}={given!r}: {said}; give that, or another run.name")
     checkpoint = last_checkpoint(directory / CHECKPOINTS)
+    if checkpoint:
+        _check_gpus(settings, checkpoint)
     step = step_of(checkpoint) if checkpoint else 0
     if step >= settings.run.steps:
         raise ConfigError(f"run.steps={settings.run.steps}: the run {name!r} has done {step} already; give more")
     return checkpoint, step
+
+
+def _check_gpus(settings: Settings, checkpoint: Path) -> None:
+    """Refuse another number of GPUs: verl has a file of each, and does not deal them anew."""
+    nodes, each = settings.hardware.nodes, settings.hardware.gpus_per_node
+    of_first = next((checkpoint / "actor").glob("model_world_size_*_rank_0.pt"), None)
+    if of_first and (saved := int(of_first.name.split("_")[3])) != nodes * each:
+        said = f"hardware.nodes={nodes}, hardware.gpus_per_node={each}: {nodes * each} GPUs; {checkpoint} is of {saved}"
+        fix = "give as many, or make a model of it by `empo2 export`, and begin a run with model.path and memory.from"
+        raise ConfigError(f"{said}; {fix}")
 
 
 def _without(checkpoint: Path) -> str:

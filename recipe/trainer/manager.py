@@ -30,7 +30,7 @@ from agentlightning.verl.agl_rollout_manager import (
     CompletedRollout,
     EnqueuedRollout,
 )
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from empo2.recipe.config import Algorithm, Settings
 from empo2.recipe.errors import NoUsableRollouts
@@ -48,9 +48,10 @@ _LOG_CHARACTERS = 100_000
 
 @functools.cache
 def vocabulary_of(model: str) -> int:
-    """Return the number of tokens that a model can read and write, by its ``config.json``."""
+    """Return the number of tokens that a model can read and write, by its ``config.json`` or its class's default."""
     config, _ = PretrainedConfig.get_config_dict(model)
-    return config.get("text_config", config)["vocab_size"]
+    written = config.get("text_config", config).get("vocab_size")
+    return written or AutoConfig.from_pretrained(model).get_text_config().vocab_size
 
 
 def draw_modes(algorithm: Algorithm, step: int) -> Iterator[Mode]:

@@ -51,9 +51,7 @@ class NodeWatch:
                 self._heard[node_id] = time.monotonic()
             if time.monotonic() - self._heard[node_id] < _SILENT_SECONDS:
                 return
-        raise Empo2Error(
-            f"host {_name(node)} has left the Ray cluster; start it again, or train on fewer with hardware.nodes"
-        )
+        raise Empo2Error(f"host {_name(node)} has left the Ray cluster; start it, or another one, again")
 
     def end_process_with_them(self, done: threading.Event) -> threading.Thread:
         """End this process, in a thread, once one of them has ended; its main thread may hang in a call to them.

@@ -11,6 +11,7 @@ from verl import DataProto
 
 from empo2.recipe.config import Algorithm
 from empo2.recipe.json_text import dumped
+from empo2.recipe.marked_lines import say_note
 from empo2.recipe.protocol import is_success
 from empo2.recipe.trainer.step_results import Results
 
@@ -52,8 +53,17 @@ class Replay:
     def save(self, file: Path) -> None:
         torch.save(self._rows, file)
 
-    def load(self, file: Path) -> None:
-        self._rows = torch.load(file, weights_only=False)
+    def load(self, file: Path, prompt: int, response: int) -> None:
+        """Load what was stored, without rows of other widths, which the run had under other limits."""
+        stored: dict[bytes, DataProto] = torch.load(file, weights_only=False)
+        self._rows = {task: rows for task, rows in stored.items() if _widths(rows) == (prompt, response)}
+        if lost := len(stored) - len(self._rows):
+            said = "model.max_prompt_tokens or model.max_episode_tokens was another when they were played"
+            say_note(f"{lost} of {len(stored)} stored successes are not replayed: {said}")
+
+
+def _widths(rows: DataProto) -> tuple[int, int]:
+    return rows.batch["prompts"].shape[1], rows.batch["responses"].shape[1]
 
 
 def _sureness(rows: DataProto) -> float:

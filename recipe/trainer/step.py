@@ -43,6 +43,8 @@ def train_step(
 
     # Rows and advantages. A rollout's advantage, relative to its group, is that of each of its tokens.
     advantages = rollout_advantages(results.kept, algorithm)
+    if algorithm.distills:
+        advantages |= {rollout: 0.0 for rollout, result in results.kept.items() if result.mode.off_policy}
     set_advantages(batch, results.kept, advantages)
     paper = baselines.asked_for(trainer.settings, "algorithm.advantage")
     if paper:

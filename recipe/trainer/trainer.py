@@ -102,6 +102,14 @@ class Empo2Trainer(PlayingTrainer):
         if self._metrics is not None:  # `fit` has copied its own timers already
             self._metrics["timing_s/save_checkpoint"] = perf_counter() - begin
 
+    def _continue_epoch(self, order: dict[str, Any]) -> None:
+        """Draw the tasks that the epoch has left; begin a new one where it has drawn more than there are by now."""
+        self.train_dataloader.load_state_dict(order)
+        try:
+            self._train_dataloader_iter = iter(self.train_dataloader)
+        except StopIteration:  # torchdata's sampler, on its way to where it was
+            self.train_dataloader.next_iter_state = None
+
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         if self.global_steps > 0:
@@ -110,8 +118,9 @@ class Empo2Trainer(PlayingTrainer):
                 folder = Path(trainer.resume_from_path).absolute()
             # verl leaves it out at the end of an epoch, and would draw the tasks in the first one's order again.
             if (order := folder / "data.pt").exists():
-                self.train_dataloader.load_state_dict(torch.load(order, weights_only=False))
+                self._continue_epoch(torch.load(order, weights_only=False))
             if self.settings.algorithm.name == "empo2":
                 self.gateway.restore(folder / run_folder.MEMORY_FILE)
             if (stored := folder / run_folder.REPLAY_FILE).exists():
-                self.replay.load(stored)
+                limits = self.config.agentlightning.trace_aggregator
+                self.replay.load(stored, limits.trajectory_max_prompt_length, limits.trajectory_max_response_length)

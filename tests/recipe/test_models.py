@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,12 @@ from empo2.memory import MemoryStore
 from empo2.recipe.cli.export import model_card
 from empo2.recipe.cli.verbs import run
 from empo2.recipe.config import load_settings
-from empo2.recipe.files import models
+from empo2.recipe.files import checkpoints, models
 from empo2.recipe.files.checkpoints import find_checkpoint, find_model
 from empo2.recipe.files.models import SMOLLM2, resolve_model
 from empo2.recipe.files.run_directory import write_settings
 from empo2.recipe.run_folder import mark_complete
+from empo2.recipe.trainer.manager import vocabulary_of
 
 pytestmark = pytest.mark.slow
 
@@ -270,3 +272,53 @@ def test_a_model_of_the_hub_is_found_where_huggingface_hub_keeps_it(tmp_path: Pa
         given = {"HOME": "/nowhere", name: str(tmp_path)}
         done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
         assert done.stdout == f"{snapshot}\n", done.stderr
+
+
+def test_a_checkpoint_keeps_what_its_lora_learned_in_small_steps(tmp_path: Path, monkeypatch: Any) -> None:
+    """As vLLM had it in training: the nearest values of bfloat16 have a tenth of it (test_rounding.py)."""
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes: Any = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32)).to(torch.bfloat16)
+    actor = tmp_path / "of verl's merger"
+    model.save_pretrained(actor)
+    AutoTokenizer.from_pretrained(resolve_model(SMOLLM2)).save_pretrained(actor)
+    before = load_file(actor / "model.safetensors")
+    lora = get_peft_model(model, LoraConfig(r=64, lora_alpha=64, target_modules=["down_proj"]))
+    (up,) = (weight for name, weight in lora.named_parameters() if "lora_B" in name)
+    up.data = 5e-5 * torch.randn(up.shape).sign()
+    lora.save_pretrained(actor / "lora_adapter")
+    learned = load_file(actor / "lora_adapter" / "adapter_model.safetensors")
+    down, up = (next(weight for name, weight in learned.items() if half in name) for half in ("lora_A", "lora_B"))
+
+    def merging(command: list[str], **_: Any) -> SimpleNamespace:
+        shutil.copytree(actor, command[-1])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(checkpoints.subprocess, "run", merging)
+    for dtype, tolerance in (("bfloat16", 0.1), ("float32", 1e-3)):
+        monkeypatch.setattr(checkpoints, "fast_dtype", lambda dtype=dtype: dtype)
+        after = load_file(checkpoints.merged(tmp_path) / "model.safetensors")
+        name = "model.layers.0.mlp.down_proj.weight"
+        assert after[name].dtype == getattr(torch, dtype)
+        exact, found = up @ down, after[name].float() - before[name].float()
+        assert float((found * exact).sum() / exact.square().sum()) == pytest.approx(1, abs=tolerance)
+        assert all(torch.equal(after[each].to(before[each].dtype), before[each]) for each in before.keys() - {name})
+        shutil.rmtree(tmp_path / "merged")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_vocabulary_is_that_of_the_class_where_a_config_does_not_say(tmp_path: Path, nested: bool) -> None:
+    written: dict[str, Any] = {"model_type": "llama", "vocab_size": 77}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert vocabulary_of(str(tmp_path)) == 77
+    other = tmp_path / "other"
+    other.mkdir()
+    written = (
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}} if nested else {"model_type": "llama"}
+    )
+    (other / "config.json").write_text(json.dumps(written))
+    assert vocabulary_of(str(other)) == (262_208 if nested else 32_000)

@@ -36,6 +36,7 @@ def config_of(run: Path) -> Any:
 def checkpoint(directory: Path, step: int, *, complete: bool = True) -> Path:
     folder = directory / f"global_step_{step}"
     (folder / "actor").mkdir(parents=True)
+    (folder / "actor" / "model_world_size_1_rank_0.pt").touch()
     if complete:
         mark_complete(folder)
     return folder
@@ -121,16 +122,21 @@ def test_the_name_of_a_start_that_failed_is_free_unless_it_has_a_checkpoint(tmp_
     assert last_set_aside(run) == run / "set-aside-1"
 
 
+AGAIN = ("run.name=a", "run.resume=auto")
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         (["run.name=a"], "run.name='a': .*a exists; .*run.resume=auto"),
         (["run.resume=auto"], "run.resume='auto': give run.name"),
-        (["run.name=a", "run.resume=auto", "run.steps=2"], "run.steps=2: the run 'a' has done 2 already; give more"),
-        (["run.name=a", "run.resume=auto", "model.path=other"], "model.path='other': the run 'a' began with 'smollm2"),
-        (["run.name=a", "run.resume=auto", "algorithm.name=grpo"], "algorithm.name='grpo': .* began with 'empo2'"),
-        (["run.name=a", "run.resume=auto", "memory.scope=[task]"], r"memory.scope=\['task'\]"),
-        (["run.name=a", "run.resume=auto", "memory.embedder=other"], "memory.embedder='other'"),
+        ([*AGAIN, "run.steps=2"], "run.steps=2: the run 'a' has done 2 already; give more"),
+        ([*AGAIN, "model.path=other"], "model.path='other': the run 'a' began with 'smollm2"),
+        ([*AGAIN, "algorithm.name=grpo"], "algorithm.name='grpo': .* began with 'empo2'"),
+        ([*AGAIN, "memory.scope=[task]"], r"memory.scope=\['task'\]"),
+        ([*AGAIN, "memory.embedder=other"], "memory.embedder='other'"),
+        ([*AGAIN, "model.lora_alpha=3"], "model.lora_alpha=3: the run 'a' began with 64"),
+        ([*AGAIN, "hardware.gpus_per_node=2"], "nodes=1, hardware.gpus_per_node=2: 2 GPUs; .*step_2 is of 1; give as"),
         (["run.name=b", "memory.from=/nowhere"], "memory.from='/nowhere': .*/nowhere"),
         (["run.name=results"], "run.name='results': .*results exists"),
         (["run.name=thesis", "run.resume=auto"], "run.name='thesis': .* is not the folder of a run"),

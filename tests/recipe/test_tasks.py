@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -109,6 +110,9 @@ def test_tasks_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
         loaded()
     module.load = lambda: (TRAIN, [{"task": "a", "day": datetime.date(2026, 1, 1)}])
     with pytest.raises(ConfigError, match=r"row 0 is not JSON-like: Object of type date"):
+        loaded()
+    module.load = lambda: (TRAIN, [{"task": "a", "hint": math.nan}])  # as pandas has what is missing
+    with pytest.raises(ConfigError, match=r"row 0 is not JSON-like: Out of range float values"):
         loaded()
     module.load = lambda: (TRAIN, [{"task": "a"}])
     with pytest.raises(ConfigError, match=r"memory\.scope.*no field 'variation'"):

@@ -335,42 +335,54 @@ def test_the_last_checkpoint_is_kept_until_the_next_one_is_complete(keep: int | 
 
 
 @pytest.mark.parametrize("steps", [3, 4, 8])  # of four an epoch
-def test_a_continued_run_draws_the_tasks_that_come_next(steps: int, tmp_path: Path) -> None:
-    def trainer_of() -> StepUnderTest:
+@pytest.mark.parametrize("left", [8, 6, 5])  # tasks, of eight; by an epoch's third batch six were drawn
+def test_a_continued_run_draws_the_tasks_that_come_next(
+    steps: int, left: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trainer_of(tasks: int, response: int = RESPONSE) -> StepUnderTest:
         trainer = StepUnderTest([], *REPLAY)
         trainer.gateway = SimpleNamespace(restore=lambda _: None)
-        order = RandomSampler(range(8), generator=torch.Generator().manual_seed(1))
-        trainer.train_dataloader = StatefulDataLoader([*range(8)], batch_size=2, sampler=order)  # type: ignore[arg-type]
+        order = RandomSampler(range(tasks), generator=torch.Generator().manual_seed(1))
+        trainer.train_dataloader = StatefulDataLoader([*range(tasks)], batch_size=2, sampler=order)  # type: ignore[arg-type]
+        limits = {"trajectory_max_prompt_length": PROMPT, "trajectory_max_response_length": response}
         trainer.config = OmegaConf.create(
             {
+                "agentlightning": {"trace_aggregator": limits},
                 "trainer": {
                     "default_local_dir": str(tmp_path),
                     "default_hdfs_dir": None,
                     "resume_mode": "resume_path",
                     "resume_from_path": str(tmp_path / f"global_step_{steps}"),
                     "del_local_ckpt_after_load": False,
-                }
+                },
             }
         )
-        trainer.use_critic = False
+        trainer.use_critic, trainer.epoch, trainer._train_dataloader_iter = False, 0, None
         trainer.actor_rollout_wg = SimpleNamespace(load_checkpoint=lambda *_, **__: None)
         return trainer
 
     def batches(trainer: StepUnderTest) -> Iterator[list[int]]:
         while True:
-            for batch in trainer.train_dataloader:
-                yield cast(torch.Tensor, batch).tolist()
+            yield cast(torch.Tensor, trainer._next_train_batch_dict()).tolist()
 
-    first, again = trainer_of(), trainer_of()
+    first, again, longer = trainer_of(8), trainer_of(left), trainer_of(left, RESPONSE + 1)
     drawn = batches(first)
     for _ in range(steps):
         next(drawn)
     (tmp_path / f"global_step_{steps}").mkdir()
     torch.save(first.train_dataloader.state_dict(), tmp_path / f"global_step_{steps}" / "data.pt")
-    torch.save({b"a task": DataProto()}, tmp_path / f"global_step_{steps}" / "replay.pt")
+    of_widths = {name: torch.zeros(1, width) for name, width in (("prompts", PROMPT), ("responses", RESPONSE))}
+    torch.save({b"a task": DataProto.from_dict(of_widths)}, tmp_path / f"global_step_{steps}" / "replay.pt")
     again._load_checkpoint()
     assert again.global_steps == steps and len(again.replay.drawn(steps)) == 1
-    assert [*islice(batches(again), 6)] == [*islice(drawn, 6)]
+    shown = [*islice(batches(again), 6)]
+    if left == 8:
+        assert shown == [*islice(drawn, 6)]
+    else:  # the rest of an epoch of six, if any; then epochs of all
+        assert {task for batch in shown[-3:] for task in batch} == {*range(left)}
+    assert "replayed" not in capsys.readouterr().out
+    longer._load_checkpoint()
+    assert not longer.replay.drawn(steps) and "1 of 1 stored successes are not replayed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("last", [True, False])
@@ -493,7 +505,7 @@ def test_what_was_sampled_is_the_teacher_of_a_rollout_that_is_imitated() -> None
 
 
 @pytest.mark.parametrize("kl_rows", ["with-tips", "all-with-tips"])
-def test_off_policy_rollouts_that_teach_nothing_are_held_with_their_tips(kl_rows: str) -> None:
+def test_off_policy_rollouts_that_teach_nothing_are_held_with_their_tips(kl_rows: str, tmp_path: Path) -> None:
     """Tips are the tokens from 900 on. With its tips the last rollout's prompt is too long, so it stays as it is."""
     tips = {"g-0": [], "g-1": [900], "g-2": [901], "g-3": [902, 903, 904, 905]}
     returns = {"g-0": 0.0, "g-1": 100.0, "g-2": 0.0, "g-3": 0.0}
@@ -505,9 +517,11 @@ def test_off_policy_rollouts_that_teach_nothing_are_held_with_their_tips(kl_rows
         own = {"data_id": "g", "sample_idx_in_step": int(index), "final_reward": returns[name]}
         rollouts.append(rollout_of(name, events, OFF_POLICY if tips[name] else NO_MEMORY, **own))
     form = ("algorithm.form=internalise", "algorithm.replay_per_task=0", "algorithm.updates_per_step=1")
-    trainer = StepUnderTest(rollouts, *form, f"algorithm.kl_rows={kl_rows}")
+    trainer = StepUnderTest(rollouts, *form, f"algorithm.kl_rows={kl_rows}", folder=tmp_path)
     trainer.max_prompt_tokens = PROMPT
     metrics, batch = trainer.step()
+    logged = [each.advantage for each in read_rollouts(tmp_path / "rollouts", step=7)]
+    assert logged == [0, 0, 0, 0]  # as trained with: g-1 is distilled
     held = kl_rows == "all-with-tips"
     read = [
         ids[mask.bool()].tolist()
@@ -548,7 +562,7 @@ def test_successes_are_trained_again_in_later_steps(each: int, shown: int, tmp_p
 
     trainer.replay.save(tmp_path / "replay.pt")
     trainer.replay = Replay(trainer.settings.algorithm)
-    trainer.replay.load(tmp_path / "replay.pt")
+    trainer.replay.load(tmp_path / "replay.pt", PROMPT, RESPONSE)
     trainer.rollouts = played({"j-0": 10.0, "j-1": 50.0}, NO_MEMORY)
     metrics, batch = trainer.step()
     assert metrics["empo2/replayed_rows"] == shown
