@@ -1,7 +1,6 @@
 """Read chat messages: the text of one, the newest turn and observation, the reply in a response."""
 
 import hashlib
-import json
 import re
 from bisect import bisect_right
 from collections import defaultdict
@@ -9,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import batched
 from typing import Any
 
-from empo2.recipe.json_text import dumped
+from empo2.recipe.json_text import dumped, loaded
 
 Message = dict[str, Any]
 
@@ -199,9 +198,9 @@ def digests(messages: Sequence[Message]) -> list[bytes]:
 
 
 def arguments_of(function: dict[str, Any]) -> Any:
-    """Return the arguments of a tool call as a value, as vLLM renders them; unchanged if they are no JSON."""
+    """Return the arguments of a tool call as a value, as vLLM renders them; unchanged if JSON cannot carry them."""
     arguments = function.get("arguments")
     try:
-        return json.loads(arguments)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError, RecursionError):
+        return loaded(arguments)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
         return arguments

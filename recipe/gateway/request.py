@@ -1,19 +1,22 @@
 """A request, read once: no stage matches a path or parses a body again."""
 
+import asyncio
 import re
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, Self
 
 import orjson
-from pydantic_core import from_json
+import structlog
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope
 
-from empo2.recipe.json_text import dumped
+from empo2.recipe.json_text import dumped, loaded
+
+log = structlog.get_logger()
 
 Body = dict[str, Any]
 Asker = Literal["operator", "controller", "agent"]
@@ -158,20 +161,36 @@ class Stage(Protocol):
 
 
 def parse(content: bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: not JSON, nested deeper than 200, or with something that JSON cannot carry: NaN, a number beyond a
-            double's range, half of a surrogate pair. The message says which and holds nothing of the text.
-    """
+    """Return the value of a request's body; a ValueError as `loaded` raises it."""
     try:
-        value = from_json(content, allow_inf_nan=False)
-        orjson.loads(content)  # refuses numbers beyond a double's range; but it reads large integers as floats
+        return loaded(content)
     except ValueError as error:
         raise ValueError(f"the request's body is not JSON that can be used: {error}") from None
-    return value
 
 
 def refusal(status: int, problem: str) -> JSONResponse:
     """Return an error in agent-lightning's form; the stage `error_forms` tells those of calls as their API does."""
     return JSONResponse({"detail": problem}, status)
+
+
+async def unless_hung_up(request: Request, answering: Coroutine[Any, Any, Response]) -> Response:
+    """Return an answer, or cancel the making of it where the client hangs up meanwhile."""
+    task, hung_up = asyncio.current_task(), asyncio.create_task(_hung_up(request.receive))
+    assert task is not None
+    waiting = True
+    hung_up.add_done_callback(lambda _: waiting and task.cancel())
+    try:
+        return await answering
+    except asyncio.CancelledError:
+        if not hung_up.done() or task.uncancel():
+            raise
+        log.info("Agent disconnected; cancelling model request", rollout_id=request.rollout_id)
+        return Answer(b"", 499)
+    finally:
+        waiting = False
+        hung_up.cancel()
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

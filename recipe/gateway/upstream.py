@@ -1,6 +1,5 @@
 """All uses of agent-lightning's server (1.0.2), including its private names."""
 
-import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,11 +34,10 @@ from agentlightning.server.routes.rollouts import enqueue_rollouts
 from agentlightning.server.store import _events, _rollouts, _terminal_order
 from fastapi import FastAPI, HTTPException
 from starlette.responses import Response
-from starlette.types import Receive
 
 from empo2.recipe.config import Model
 from empo2.recipe.gateway.continued import Continuations
-from empo2.recipe.gateway.request import SERVED, Answer, Body, Next, Request, refusal
+from empo2.recipe.gateway.request import SERVED, Answer, Body, Next, Request, refusal, unless_hung_up
 from empo2.recipe.gateway.server_client import ServerAnswer, ServerClient
 from empo2.recipe.protocol import CONTINUED, MODEL_EVENT, REWARD_EVENT, RolloutTag, data_of, whole_events
 
@@ -121,20 +119,7 @@ class Completions:
         """Return the model's answer, as the last stage; a client that hangs up ends the call."""
         if not request.is_completion:
             return await forward(request)
-        task, hung_up = asyncio.current_task(), asyncio.create_task(_hung_up(request.receive))
-        assert task is not None
-        waiting = True
-        hung_up.add_done_callback(lambda _: waiting and task.cancel())
-        try:
-            return await self._answer(request)
-        except asyncio.CancelledError:
-            if not hung_up.done() or task.uncancel():
-                raise
-            log.info("Agent disconnected; cancelling model request", rollout_id=request.rollout_id)
-            return Answer(b"", 499)
-        finally:
-            waiting = False
-            hung_up.cancel()
+        return await unless_hung_up(request, self._answer(request))
 
     async def _answer(self, request: Request) -> Response:
         rollout_id, pause = request.rollout_id, self._app.state.proxy_pause_state
@@ -200,11 +185,6 @@ def _unanswered(request: Request, status: int, problem: str) -> Response:
     event = {"request": asked, "response": answered, "status": "error", "http_status": status}
     record(request.rollout_id, request.attempt_id, MODEL_EVENT, event)
     return refusal(status, problem)
-
-
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def keep_open(rollout_id: str) -> None:

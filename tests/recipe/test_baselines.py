@@ -84,6 +84,21 @@ async def test_reflexion_shows_the_newest_tips_of_failures_once(tmp_path: Path, 
         assert "First." not in prompt and "Success." not in prompt
 
 
+async def test_a_search_before_the_episode_serves_all_of_its_chats(tmp_path: Path, empty_stores: None) -> None:
+    """Of an agent that asks for a title first, and of one that sends the newest turns alone."""
+    changes = ["memory.searched=first-turn", "memory.min_similarity=-1"]
+    async with running_gateway(tmp_path, *changes) as gateway:
+        await gateway.store_tips(ROOMS[:1], "First.")
+        rollout = await gateway.create("memory")
+        title, *_ = turns("a dark room with a lamp", system="Write a title.")
+        alone = [turns(room, system="Play.")[0] for room in ("a dark room with a lamp", "it is lit", "a door opens")]
+        await gateway.play(rollout, [title, *alone])
+        shown = [seen.prompt for seen in gateway.model.requests()[-4:]]
+        metrics = await gateway.ended(rollout)
+    assert [prompt.count("- First.") for prompt in shown] == [1, 1, 1, 1]
+    assert metrics["empo2/tips_injected_per_call"] == metrics["empo2/hit_rate"] == 1  # of one search
+
+
 async def test_self_rag_shows_what_the_model_calls_helpful(tmp_path: Path, empty_stores: None) -> None:
     def answer(body: dict[str, Any]) -> Any:
         if "Answer yes or no." not in str(body["messages"]):

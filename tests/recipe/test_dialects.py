@@ -479,6 +479,20 @@ async def test_a_response_is_continued_within_its_rollout_only(gateway: GatewayU
     assert "item_reference" in gone.json()["error"]["message"]
 
 
+def test_what_a_client_sends_with_each_call_is_kept_once() -> None:
+    """Of 30 turns by two agents in turn: all items of a response can be continued, and no turn is kept twice."""
+    stored: dict[str, list[Body]] = {}
+    agents: list[list[Body]] = [[user("a")], [user("b")]]
+    for number in range(60):
+        said = agents[number % 2]
+        completion = {"model": "m", "choices": [{"message": {"content": f"go {number}"}, "finish_reason": "stop"}]}
+        call = ResponsesCall({"input": json.loads(json.dumps(said))}, stored)
+        output = json.loads(bytes(call.answer(completion).body))["output"]
+        said += [{name: value for name, value in output[0].items() if name != "status"}, user(f"turn {number}")]
+    assert [len(items) for items in stored.values()][-2:] == [60, 60]
+    assert len({id(item) for items in stored.values() for item in items}) < 60 * 3
+
+
 async def test_a_thread_of_anthropics_is_continued_with_its_chat_system_and_tools(gateway: GatewayUnderTest):
     first, second = await gateway.create("memory"), await gateway.create("memory")
     gateway.model.reply, gateway.model.template = lambda body: f"go {len(body['messages'])}", TOOL_TEMPLATE

@@ -77,6 +77,14 @@ async def test_an_agent_that_compacts_without_end_is_ended(tmp_path: Path, agent
     assert metrics["empo2/calls"] == (1 + 3 if summary_fits else 1 + 8)
 
 
+async def test_an_agent_that_plays_on_between_its_compactions_is_not_ended(gateway: GatewayUnderTest) -> None:
+    rollout, answers = await gateway.create("no-memory"), []
+    for context in [*[8192] * 9, 3] * 4:
+        gateway.model.context = context
+        answers.append((await gateway.call(rollout, {**ROOMS[0], "max_tokens": 4})).status_code)
+    assert answers == [*[200] * 9, 400] * 4
+
+
 async def test_an_agent_that_compacts_once_goes_on(gateway: GatewayUnderTest) -> None:
     """Qwen Code asks for its summary twice: the first form does not fit either."""
     rollout = await gateway.create("no-memory")

@@ -116,6 +116,14 @@ async def test_a_chat_that_is_too_large_holds_up_nobody(gateway: GatewayUnderTes
     assert (await gateway.call(rollout, content("x " * 1_000_000))).status_code == 400  # the model server's own answer
 
 
+async def test_the_tasks_of_a_step_may_be_larger_than_what_agents_send(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "gateway.max_request=0.1") as gateway:
+        tasks = [{"input": {"document": "x" * 3_000}, "metadata": {}} for _ in range(128)]
+        assert (await gateway.client.post("/api/rollouts", json=tasks)).status_code == 201
+        rollout = await gateway.create("memory")
+        assert (await gateway.call(rollout, content("x" * 384_000))).status_code == 413
+
+
 @pytest.mark.parametrize(
     ("given", "taken"),
     [

@@ -183,6 +183,46 @@ async def test_broken_arguments_are_learned_from(tmp_path: Path) -> None:
     assert played.sent[1][: len(played.sent[0] + played.replies[0])] == played.sent[0] + played.replies[0]
 
 
+@pytest.mark.parametrize("value", ["NaN", "1e999", r'"\ud83d"', "[" * 300 + "]" * 300])
+async def test_arguments_that_json_cannot_carry_are_text(gateway: GatewayUnderTest, value: str) -> None:
+    """Python reads them, and cannot write them. The trained row keeps what was sampled."""
+    gateway.model.template, given = TOOL_TEMPLATE, f'{{"path": {value}}}'
+    gateway.model.reply = lambda body: {**edited(given), "written": f"<call>{given}"}
+    rollout, tool = await gateway.create("memory"), {"name": "edit", "input_schema": {"type": "object"}}
+    first = {"messages": [user("edit x")], "tools": [EDIT], "max_tokens": 900}
+    reply = (await gateway.call(rollout, first)).json()["choices"][0]["message"]
+    told = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "no"}
+    assert (await gateway.call(rollout, {**first, "messages": [user("edit x"), reply, told]})).status_code == 200
+    sent = gateway.last().body["messages"][1]["tool_calls"][0]["function"]["arguments"]
+    assert (reply["tool_calls"][0]["function"]["arguments"], sent) == (given, "{}")
+    asked = {"messages": [user("edit x")], "tools": [tool], "max_tokens": 900, "model": "any"}
+    answer = await gateway.client.post(f"{gateway.address(rollout)}/messages", json=asked)
+    assert answer.status_code == 200 and answer.json()["content"][-1]["input"] == {"arguments": given}
+
+
+@pytest.mark.parametrize("update", ["on-policy", "off-policy"])
+async def test_equal_replies_are_put_back_each_with_its_own_thoughts(gateway: GatewayUnderTest, update: str) -> None:
+    await gateway.store_tips(ROOMS[:1], "Take the lamp first.")
+    gateway.model.template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.reasoning %}<think>{{ m.reasoning }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    thoughts = iter("ABC")
+
+    def reply(body: Body) -> Any:
+        thought = next(thoughts)
+        return {"content": "look", "reasoning": thought, "written": f"<think>{thought}</think>look"}
+
+    gateway.model.reply, chat = reply, []
+    rollout = await gateway.create("memory", update)
+    for observation in ("a dark room with a lamp", "it is lit", "a door opens"):
+        chat.append(user(observation))
+        await gateway.call(rollout, {"messages": chat, "max_tokens": 64})
+        chat.append(assistant("look"))  # without the thoughts
+    assert BLOCK in gateway.last().prompt
+    assert [each.get("reasoning") for each in gateway.last().body["messages"]] == [None, "A", None, "B", None]
+
+
 async def test_no_call_fails_by_its_tips(gateway: GatewayUnderTest) -> None:
     """A reply's limit that just fits is refused with tips; so is a prompt that just fits."""
     await gateway.store_tips(ROOMS[:1], "Take the lamp first.")
@@ -204,8 +244,12 @@ async def test_no_call_fails_by_its_tips(gateway: GatewayUnderTest) -> None:
     without, before = await gateway.create("memory", scope="another"), len(gateway.model.requests())
     assert (await gateway.call(without, {**ROOMS[1], "max_tokens": 4})).status_code == 400
     assert len(gateway.model.requests()) == before + 2, "without its limit, but not again without tips that it has not"
-    metrics = await gateway.drain()
+    metrics = await gateway.ended(squeezed)
     assert (metrics["empo2/tips_withdrawn"], metrics["empo2/reply_limits_lifted"]) == (1, 4)
+    # What the policy has not read gets no credit: of four searches one was sent with a tip.
+    assert metrics["empo2/tips_injected_per_call"] == metrics["empo2/hit_rate"] == 0.25
+    assert await gateway.query("SELECT searches, hits FROM plays") == [(2, 0)]
+    assert await gateway.query("SELECT * FROM credits") == []
 
 
 async def test_no_call_fails_by_its_tips_while_another_one_loses_its_own(gateway: GatewayUnderTest) -> None:

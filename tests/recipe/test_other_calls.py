@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from fastapi import FastAPI, Request
@@ -17,7 +18,7 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.gateway.stages.untrained import choice_of
 
-from .harness import AGENT_KEY, GatewayUnderTest, running_gateway
+from .harness import AGENT_KEY, GatewayUnderTest, running_gateway, until, user
 from .model_server import serving
 
 pytestmark = pytest.mark.usefixtures("quiet", "empty_stores")
@@ -200,3 +201,21 @@ async def test_a_call_beside_the_main_chat_is_told_by_its_own_rollout(tmp_path: 
             assert "bad_words" not in gateway.last().body
         assert [len(await gateway.calls(rollout)) for rollout in (with_tools, without)] == [1, 1]
         assert (await gateway.drain())["empo2/side_calls"] == 1
+
+
+@pytest.mark.parametrize("model", ["policy", "judge"])
+async def test_a_call_ends_with_its_agent_and_its_rollout(tmp_path: Path, model: str) -> None:
+    """Whether it is trained or not: the policy is not kept busy by what nobody waits for."""
+    async with running_gateway(tmp_path, "gateway.trained_calls=[{model: policy}]") as gateway:
+        gateway.model.delay = lambda path, body: 5
+        rollout, asked = await gateway.create("memory"), {"model": model, "max_tokens": 8, "messages": [user("x")]}
+        async with gateway.as_agent() as agent:
+            with pytest.raises(httpx.TimeoutException):
+                await agent.post(f"{gateway.address(rollout)}/chat/completions", json=asked, timeout=0.5)
+        await until(lambda: gateway.last().gone)
+        gateway.model.delay = lambda path, body: 0
+        assert (await gateway.call(rollout, asked)).status_code == 200
+        await gateway.finish(rollout)
+        await gateway.drain()
+        await gateway.client.delete(f"/api/rollouts/{rollout}")
+        assert (await gateway.call(rollout, asked)).status_code == 404

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -22,6 +22,7 @@ from empo2.recipe.gateway.dialects.dialect import (
 from empo2.recipe.gateway.dialects.responses_tools import OfferedTools, call_of
 from empo2.recipe.messages import Message
 
+_RECENT = 64  # responses among which the one is looked for that a request goes on from
 _NEED_OPENAI = ("background", "conversation", "prompt")
 # Repeated in the answer, with the value of a request that does not have them.
 _ECHOED = {
@@ -104,7 +105,7 @@ class ResponsesCall:
     def answer(self, completion: Body) -> Response:
         response = self._response(completion)
         if self._request.get("store") is not False:
-            keep(self._stored, response["id"], [*self._items, *response["output"]])
+            keep(self._stored, response["id"], [*_shared(self._items, self._stored), *response["output"]])
         if not self._request.get("stream"):
             return JSONResponse(response)
         begin = () if self._events_sent else self._begin(completion["model"])
@@ -180,10 +181,17 @@ def _items(given: Any) -> list[Body]:
 def _resolved(item: Body, stored: dict[str, list[Body]]) -> Body:
     if item.get("type") != "item_reference":
         return item
-    for each in chain.from_iterable(stored.values()):
+    for each in chain.from_iterable(reversed(stored.values())):  # it is mostly of the last ones
         if each.get("id") == item.get("id") is not None:
             return each
     raise ValueError(f"input: item_reference {item.get('id')!r}: no item of this rollout that was stored")
+
+
+def _shared(items: list[Body], stored: dict[str, list[Body]]) -> list[Body]:
+    """Return items with those of an earlier response in place of equal ones: many clients send all with each call."""
+    recent = islice(reversed(stored.values()), _RECENT)
+    earlier = next((each for each in recent if each[:1] == items[:1]), [])
+    return [old if old == new else new for old, new in zip_longest(earlier, items)][: len(items)]
 
 
 def _chat(items: Sequence[Body]) -> list[Message]:

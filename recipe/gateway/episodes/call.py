@@ -5,6 +5,7 @@ A failure here is counted and costs the call its tips; the agent's call itself g
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
@@ -97,9 +98,15 @@ class ModelCall(PlainCall):
             return unlimited
         if not is_too_long(answer) or self.chat == self.body:
             return None
-        episode = self.episode
-        self.services.metrics.counts["tips_withdrawn"] += 1
-        episode.tips.withdraw()
+        episode, counts = self.episode, self.services.metrics.counts
+        counts["tips_withdrawn"] += 1
+        episode.withdraw_tips()
+        # The policy has not seen those of the newest turn.
+        episode.shown -= Counter(self.tip_ids)
+        counts["tips_injected"] -= len(self.tip_ids)
+        episode.hits -= self.found.hit
+        counts["hits"] -= self.found.hit
+        self.span.set({names.TIPS_SHOWN: 0, names.TIP_IDS: []})
         if self.tip_free is not None:
             self.tip_free.cancel()
         self.chat, self.tip_ids, self.tip_free = self.body, [], None
@@ -134,7 +141,7 @@ class ModelCall(PlainCall):
         if prompt:
             self.tokens.answered(response, prompt)
             if self.tip_free is not None:
-                episode.replies.add(body, self.tip_free, response)
+                episode.replies.add(body, self.tip_free, response, sent=False)
         if episode.tag.read_only or (not prompt and self.services.settings.model.server is None):
             return
         chat = self.chat.get("messages") or [{"role": "user", "content": str(self.chat.get("prompt"))}]

@@ -26,6 +26,7 @@ class TipSearch:
     state: str = ""  # the text of the current state; empty where the request has none
     embedding: np.ndarray | None = None  # of the state, [dimension]; None if no tips were looked up
     request: ChatRequest | None = None  # the request with the tips in it; None if the rollout does not use tips
+    hit: bool = False  # True if tips were looked up, and the request has some
 
 
 async def find_tips(services: Services, episode: Episode, body: Body) -> TipSearch:
@@ -48,9 +49,12 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
     request = (
         ChatRequest(episode.tips, messages) if isinstance(messages, list) else PromptRequest(episode.tips, str(prompt))
     )
-    embedding, turns = None, services.settings.memory.searched
-    done = request.of_tool if turns == "user-turns" else turns == "first-turn" and episode.searches
-    if request.takes_tips and state and not done:
+    embedding, hit, turns = None, False, services.settings.memory.searched
+    takes_tips = request.takes_tips and state and not (turns == "user-turns" and request.of_tool)
+    if takes_tips and turns == "first-turn" and episode.first_tips is not None:
+        if not request.carried:  # another chat, such as of an agent that sends the newest turns alone
+            request.put(episode.first_tips)
+    elif takes_tips:
         carried = [tip.text for block in request.carried for tip in block.tips]
         room = services.settings.memory.episode_tokens - _tokens(request) - _line_tokens(services, TIPS_HEADING) - 1
         block = Block()
@@ -60,12 +64,16 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
                 block, embedding = await _search(services, episode, state, carried, room, span)
                 span.set({names.TIPS_SHOWN: len(block.tips), names.TIP_IDS: [tip.id for tip in block.tips]})
                 span.tell({names.RECORDS: [services.shown(tip.text) for tip in block.tips]})
+            hit = bool(carried or block.tips)
+            episode.hits += hit
+            services.metrics.counts["hits"] += hit
         request.put(block)
+        episode.first_tips = episode.first_tips or block
         if request.newest is block:
             episode.shown.update(tip.id for tip in block.tips)
             services.metrics.counts["tips_injected"] += len(block.tips)
     episode.tip_tokens = max(episode.tip_tokens, _tokens(request))
-    return TipSearch(state, embedding, request)
+    return TipSearch(state, embedding, request, hit)
 
 
 async def _search(
@@ -93,11 +101,7 @@ async def _search(
         services.memory_failed(error)
         span.fail(type(error).__name__)
         return Block(), embedding
-    block = _block(services, tips, room)
-    hit = bool(carried or block.tips)
-    episode.hits += hit
-    metrics.counts["hits"] += hit
-    return block, embedding
+    return _block(services, tips, room), embedding
 
 
 def _block(services: Services, tips: Sequence[Tip], room: int) -> Block:

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway import upstream
-from empo2.recipe.gateway.request import Answer, Next, Request, refusal
+from empo2.recipe.gateway.request import Answer, Next, Request, refusal, unless_hung_up
 from empo2.recipe.gateway.services import Services
 from empo2.recipe.gateway.stages.limits import checked
 from empo2.recipe.gateway.tokens.rendering import rendered
@@ -21,7 +21,7 @@ async def aside(services: Services, request: Request, forward: Next) -> Response
     """Answer what an earlier stage has set aside; stands behind the limits and the normal form, as for all calls."""
     match request.aside:
         case "untrained":
-            return await _untrained(services, request)
+            return await unless_hung_up(request, _untrained(services, request))
         case "count":
             return await _counted(services, request)
         case _:
@@ -50,13 +50,11 @@ class SideCalls:
             counts["side_calls"] += 1
         else:
             return await forward(request)
-        return await _untrained(self._services, request)
+        return await unless_hung_up(request, _untrained(self._services, request))
 
 
 async def _counted(services: Services, request: Request) -> Response:
     """Return how long the policy's prompt would be, without tips."""
-    if upstream.rollout_of(request.rollout_id) is None:
-        return refusal(404, f"Rollout not found: {request.rollout_id}")
     try:
         prompt = await rendered(services.servers, request.rollout_id, request.body)
     except httpx.HTTPStatusError as error:

@@ -22,11 +22,15 @@ _ENDED = {
 
 @dataclass
 class _Calls:
-    """The calls of an attempt: `overflows` are refusals as too long after an answer, `in_a_row` those since it."""
+    """The calls of an attempt.
+
+    `overflows` are refusals as too long after an answer, `in_a_row` those since it, `answered` the answers since one.
+    """
 
     made: int = 0
     overflows: int = 0
     in_a_row: int = 0
+    answered: int = 0
     ended: str = ""
 
 
@@ -34,7 +38,8 @@ class EpisodeEnds:
     """Answer 400 to every call of an episode that has made ``agent.most_calls``, or whose chat was too long twice.
 
     Agents compact a chat that is refused as too long, and go on; where the next one is refused too, they compact again
-    and again, 200 times a minute. Each episode that is ended is counted as ``episodes_ended/REASON``.
+    and again, 200 times a minute. After eight answers it may be too long again. Each episode that is ended is counted
+    as ``episodes_ended/REASON``.
     """
 
     def __init__(self, most: int, metrics: StepMetrics) -> None:
@@ -53,10 +58,12 @@ class EpisodeEnds:
         calls.made += 1
         answer = await forward(request)
         if answer.status_code == 200:
-            calls.in_a_row = 0
+            calls.in_a_row, calls.answered = 0, calls.answered + 1
         elif answer.status_code == 400 and isinstance(answer, Answer) and is_too_long(answer.value):
+            if calls.answered >= _IN_A_ROW:
+                calls.overflows = 0
             calls.overflows += not calls.in_a_row
-            calls.in_a_row += 1
+            calls.in_a_row, calls.answered = calls.in_a_row + 1, 0
             if not calls.ended and (calls.overflows == 2 or calls.in_a_row == _IN_A_ROW):
                 self._end(calls, "too_long")
         return answer

@@ -11,7 +11,8 @@ from starlette.responses import Response, StreamingResponse
 
 from empo2.recipe.config import CallRule, imported
 from empo2.recipe.gateway import trace_names as names
-from empo2.recipe.gateway.request import Next, Request, refusal
+from empo2.recipe.gateway import upstream
+from empo2.recipe.gateway.request import Next, Request, refusal, unless_hung_up
 from empo2.recipe.gateway.services import Services
 
 # Path relative to /v1, headers (names in lower case), body -> whether the call is trained.
@@ -28,12 +29,16 @@ async def untrained_calls(
 ) -> Response:
     """Pass untrained calls to ``gateway.other_server``, or set them aside; only the other has ``/embeddings``.
 
+    A call of a rollout that was deleted is refused, whoever would answer it.
+
     Args:
         trained: the choice of ``gateway.trained_calls`` (`choice_of`).
         client: of the other server.
     """
     if not request.is_call:
         return await forward(request)
+    if upstream.rollout_of(request.rollout_id) is None:
+        return refusal(404, f"Rollout not found: {request.rollout_id}")
     if request.api != "embeddings":
         if trained is None or request.api not in _TRAINABLE:
             return await forward(request)
@@ -44,7 +49,7 @@ async def untrained_calls(
             return refusal(500, f"gateway.trained_calls failed: {type(error).__name__}: {error}")
         services.metrics.counts["untrained_calls"] += 1
     if (server := services.settings.gateway.other_server) is not None:
-        return await _passed(services, server, client, request)
+        return await unless_hung_up(request, _passed(services, server, client, request))
     if request.api == "embeddings":
         return refusal(400, "the policy has no /embeddings: name a server that does with gateway.other_server")
     return await forward(replace(request, aside="untrained"))

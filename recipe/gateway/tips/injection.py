@@ -36,10 +36,6 @@ class EpisodeTips:
     # The same, by a prompt with the reply to it, which a new prompt may extend.
     answered: dict[str, list[Message]] = field(default_factory=dict)
 
-    def withdraw(self) -> None:
-        """Take the tips out of all turns so far: the prompt with them has outgrown the model's context."""
-        self.blocks |= dict.fromkeys(self.blocks, Block())
-
     def chat_of(self, prompt: str) -> list[Message]:
         """Return a prompt as a chat: what it extends, and a turn of what is new."""
         if prompt not in self.chats:

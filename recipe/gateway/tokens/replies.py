@@ -55,12 +55,16 @@ class Replies:
         self._of_chat: defaultdict[bytes, list[Reply]] = defaultdict(list)
         self.sampled = SampledMessages()
 
-    def add(self, body: Body, prompt: asyncio.Future[Prompt], response: Body) -> None:
-        """Keep the reply to a chat; a response without token ids, or without a message, is left out."""
+    def add(self, body: Body, prompt: asyncio.Future[Prompt], response: Body, *, sent: bool = True) -> None:
+        """Keep the reply to a chat; a response without token ids, or without a message, is left out.
+
+        Args:
+            sent: False for the chat without the tips that it was sent with: its reply is kept already.
+        """
         message, choice = reply_of(response), (response.get("choices") or [{}])[0]
         if message is None or not choice.get("token_ids") or not isinstance(body.get("messages"), list):
             return
-        sampled = self.sampled.add(message)
+        sampled = self.sampled.add(message) if sent else normal_message(message)
         reply = Reply(
             prompt,
             rendering_of(body),
