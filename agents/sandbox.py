@@ -7,6 +7,7 @@ one has no power outside. With real root's the users of the machine exist in it,
 import contextlib
 import ctypes
 import fcntl
+import functools
 import importlib
 import json
 import os
@@ -24,7 +25,7 @@ import traceback
 import types
 import unittest
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -141,35 +142,59 @@ def _mount(source: str, target: str, kind: str | None = None, flags: int = 0, da
     _call("mount", source.encode(), target.encode(), kind and kind.encode(), flags, data.encode())
 
 
-def _isolate() -> None:
-    """Go on in a child that is process 1 of new namespaces; this process waits for it, and ends as it does."""
-    pid, root = os.getpid(), os.geteuid() == 0
-    maps = {}
+def _unshare(kinds: int, before: Callable[[], None] = lambda: None) -> None:
+    """Enter new namespaces of these kinds, a user namespace among them, in which this process is root.
+
+    Real root keeps the users that there are, as does root of a namespace.
+
+    Args:
+        before: called first. A helper tells the users by a /proc that this does not change.
+    """
+    # By the number that /proc knows it by.
+    process, root, maps = Path("/proc", os.readlink("/proc/self")), os.geteuid() == 0, {}
     for kind, own in (("gid", os.getegid()), ("uid", os.geteuid())):
         ranges = [line.split() for line in Path(f"/proc/self/{kind}_map").read_text().splitlines()]
         maps[kind] = "".join(f"{first} {first} {count}\n" for first, _, count in ranges) if root else f"0 {own} 1\n"
-    waiting, go = os.pipe()
-    if not (helper := os.fork()):  # the users are told from outside
+    (is_ready, ready), (waiting, go) = os.pipe(), os.pipe()
+    if not (helper := os.fork()):
         os.close(go)
+        with contextlib.suppress(OSError):
+            os.unshare(os.CLONE_NEWNS)
+        os.close(ready)
         os.read(waiting, 1)
         with contextlib.suppress(OSError):
             if not root:
-                Path(f"/proc/{pid}/setgroups").write_text("deny")
+                (process / "setgroups").write_text("deny")
             for kind, text in maps.items():
-                Path(f"/proc/{pid}/{kind}_map").write_text(text)
+                (process / f"{kind}_map").write_text(text)
             os._exit(0)
         os._exit(1)
+    os.close(ready)
+    os.read(is_ready, 1)
     try:
-        user, files = os.CLONE_NEWUSER, os.CLONE_NEWNS
-        os.unshare(user | files | os.CLONE_NEWNET | os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS)
+        before()
+        os.unshare(kinds)
     except OSError as error:
         raise PermissionError(f"this machine allows no user namespaces ({error.strerror})") from None
     finally:
         os.close(go)
         told = os.waitpid(helper, 0)[1] == 0
     os.close(waiting)
+    os.close(is_ready)
     if not told:
         raise PermissionError("the users of a user namespace cannot be set")
+
+
+def _lock(before: Callable[[], None]) -> None:
+    """Let nobody undo what `before` mounts, nor make writable what it makes read-only, real root neither."""
+    _unshare(os.CLONE_NEWUSER | os.CLONE_NEWNS, before)
+    _call("prctl", _PDEATHSIG, signal.SIGKILL)
+
+
+def _isolate() -> None:
+    """Go on in a child that is process 1 of new namespaces; this process waits for it, and ends as it does."""
+    user, files = os.CLONE_NEWUSER, os.CLONE_NEWNS
+    _unshare(user | files | os.CLONE_NEWNET | os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS)
     if child := os.fork():
         _call("prctl", _PDEATHSIG, signal.SIGKILL)
         os._exit(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
@@ -214,6 +239,7 @@ def _enter_machine(root: str) -> None:
     os.chdir("/")
     _call("umount2", b"/old", _DETACH)
     os.rmdir("/old")
+    _lock(lambda: _make_read_only("/proc"))  # real root's could set the kernel of this machine
 
 
 _ETC = (
@@ -253,12 +279,13 @@ def _run_shell(script: str, seconds: float) -> tuple[int | None, str]:
         return code, output.read(1 << 20).decode(errors="replace")
 
 
-def _test(source: str, seconds: float) -> tuple[int, list[str]]:
-    """Fork, run the tests there, and return their result."""
+def _test(answers: int, source: str, seconds: float) -> tuple[int, list[str]]:
+    """Fork, run the tests there without the descriptor of this sandbox's answers, and return their result."""
     result, told = os.pipe()
     if not (child := os.fork()):
         try:
             os.close(result)
+            os.close(answers)
             os.setsid()
             _isolate()
             _run_tests(source, told)
@@ -283,13 +310,23 @@ def _test(source: str, seconds: float) -> tuple[int, list[str]]:
     return 0, ["the program ended without a result"]
 
 
-def _run_tests(source: str, told: int) -> None:
+def _make_read_only(path: str) -> None:
+    """With all that is mounted below."""
     attributes = struct.pack("4Q", _READ_ONLY, 0, 0, 0)
-    _call("syscall", _MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, attributes, len(attributes))
-    for folder in ("/tmp", "/dev/shm"):  # the latter is multiprocessing's
-        _mount("tmpfs", folder, "tmpfs", data=f"mode=1777,size={_DISK}")
+    _call("syscall", _MOUNT_SETATTR, _AT_FDCWD, path.encode(), _AT_RECURSIVE, attributes, len(attributes))
+
+
+def _hide_files() -> None:
+    _make_read_only("/")
+    for folder in ("/tmp", "/dev/shm", "/run"):  # multiprocessing's; sockets of the machine's services
+        if os.path.isdir(folder):
+            _mount("tmpfs", folder, "tmpfs", data=f"mode=1777,size={_DISK}")
+
+
+def _run_tests(source: str, told: int) -> None:
     with contextlib.suppress(OSError):  # in containers it may be forbidden
         _mount("proc", "/proc", "proc")
+    _lock(_hide_files)
     os.makedirs("/tmp/work")
     os.chdir("/tmp/work")
     os.environ["HOME"] = "/tmp"
@@ -328,8 +365,8 @@ def _main(kind: str, *modules: str) -> None:
             for module in modules:
                 with contextlib.suppress(ImportError):
                     importlib.import_module(module)
-            answer = _test
-            if failures := _test("import unittest\nclass TestCases(unittest.TestCase): pass", _START_SECONDS)[1]:
+            answer = functools.partial(_test, answers.fileno())
+            if failures := answer("import unittest\nclass TestCases(unittest.TestCase): pass", _START_SECONDS)[1]:
                 sys.exit(failures[0])
     except OSError as error:
         sys.exit(str(error))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from empo2.memory import EmbedderError, MemoryStore, Visit
 from empo2.recipe.cli import main
 from empo2.recipe.cli import memory as memory_command
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.run_folder import damage_of, mark_complete
 
 from .memory.stores import add, play
 
@@ -300,3 +302,30 @@ def test_values_and_similarities_of_a_memory(tmp_path: Path, capsys: pytest.Capt
     assert "of the 3 uses" in said
     with pytest.raises(ConfigError, match="learned with another rate or scale"):
         memory_values.app(["values", str(file), "--return-scale", "0.01", "--learning-rate", "0.5"])
+
+
+def test_a_checkpoint_whose_memory_was_changed_is_complete_with_it(run: Path, ask: Ask) -> None:
+    checkpoint = run / "checkpoints" / "global_step_4"
+    checkpoint.mkdir(parents=True)
+    shutil.copy2(run / "memory.sqlite", checkpoint)
+    mark_complete(checkpoint)
+    exported = run.parent / "tips.jsonl"
+    ask("export", str(run), "--output", str(exported))
+    (note,) = [line for line in ask("prune", str(run), "--never-shown", "--yes") if line.startswith("note")]
+    assert f"it takes the memory of {checkpoint}" in note
+    assert "note" not in " ".join(ask("prune", str(checkpoint), "--never-shown", "--yes"))
+    before = (checkpoint / "memory.sqlite").stat().st_size
+    lines = exported.read_text().splitlines()
+    tip = next(json.loads(line) for line in lines if '"tip"' in line)
+    more = [json.dumps(tip | {"episode": f"e{number}", "text": f"tip {number}"}) for number in range(900)]
+    exported.write_text("\n".join([*lines, *more]))
+    ask("import", str(exported), str(checkpoint))
+    assert (checkpoint / "memory.sqlite").stat().st_size > before and damage_of(checkpoint) == ""
+
+
+def test_a_runs_memory_is_searched_by_its_settings(run: Path, ask: Ask) -> None:
+    asked = ("search", str(run), "a kitchen with a door", "-n", "1")
+    assert "garden" in " ".join(ask(*asked))
+    (run / "config.yaml").write_text("memory: {min_similarity: 0.99, retrieval: similarity}")
+    assert "no tip has a cosine above 0.99" in ask("search", str(run), "a kitchen")[0]
+    assert "alert" not in " ".join(ask(*asked)) and "garden" in " ".join(ask(*asked, "--policy", "score"))

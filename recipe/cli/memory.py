@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
+import yaml
 from rich.console import Console, RenderableType
 from rich.progress import track
 
@@ -27,9 +28,10 @@ from empo2.memory.transfer import export_records, import_records, read_records
 from empo2.recipe.cli.memory_tables import returns_table, scope_fields, scope_text, scopes_table, tips_table
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.files.checkpoints import run_of
 from empo2.recipe.gateway.memory import retrieval_policy
 from empo2.recipe.printed import printable_json
-from empo2.recipe.run_folder import MEMORY_FILE
+from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, is_complete, last_checkpoint, mark_complete
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -104,12 +106,13 @@ def search(
         str, typer.Argument(metavar="TEXT", help="The state; embedded by the model that made the memory's keys.")
     ],
     policy: Annotated[
-        Literal["score", "similarity", "value"], typer.Option(help="What is found first, as memory.retrieval.")
-    ] = "score",
+        Literal["score", "similarity", "value"] | None,
+        typer.Option(help="What is found first, as memory.retrieval.  [default: as the run, or score]"),
+    ] = None,
     scope: Scope = None,
     count: Count = 10,
 ) -> None:
-    """Show the tips that would be found for a state."""
+    """Show the tips that would be found for a state, by the settings of the run that the memory lies in."""
     with reading(memory) as db:
         chosen = chosen_scopes(db, scope)
         if not chosen:
@@ -120,8 +123,9 @@ def search(
         if embedder.dimension != dimension:
             changed = f"keys have {dimension} dimensions, those of {name!r} now have {embedder.dimension}"
             raise ConfigError(f"{memory}: its {changed}; export it and import it into a new file")
-        key, defaults = embedder.embed([text])[0], load_settings().memory
-        choice = {"retrieval": policy, "top_k": count, "exploration": 0.0}
+        key, own = embedder.embed([text])[0], _settings_of(memory)
+        defaults = load_settings(layer={"memory": own}).memory
+        choice = own | {"retrieval": policy or defaults.retrieval, "top_k": count, "exploration": 0.0}
         choice["candidates"] = max(count, defaults.candidates)
         found = find_tips(db, chosen, key, retrieval_policy(load_settings(layer={"memory": choice})))
         nearest = find_tips(db, chosen, key, BySimilarity(1, -math.inf))
@@ -133,6 +137,22 @@ def search(
         _print(tips_table([tip], [cosine]))
     else:
         _print("no tips yet")
+
+
+def _settings_of(memory: Path) -> dict[str, Any]:
+    """Return the section ``memory`` of the run whose memory, or checkpoint's, this is; empty for any other file."""
+    folder = memory.absolute().parent
+    files = [folder / CONFIG_FILE, *([run_of(folder) / CONFIG_FILE] if is_complete(folder) else [])]
+    return next((yaml.safe_load(file.read_text())["memory"] for file in files if file.is_file()), {})
+
+
+def _changed(memory: Path) -> None:
+    """Let a checkpoint be complete with the memory that was changed, and say where a change has no effect."""
+    folder = memory.absolute().parent
+    if is_complete(folder):
+        mark_complete(folder)
+    elif last := last_checkpoint(folder / CHECKPOINTS):
+        _print(f"note: if the run is continued, it takes the memory of {last}; change that one", soft_wrap=True)
 
 
 @app.command(epilog=_example("stats runs/demo"))
@@ -224,6 +244,7 @@ def import_(
         f"visits of {len(records.states):,} states, {played:,} plays ({len(records.plays) - played:,} known)",
         soft_wrap=True,
     )
+    _changed(memory)
 
 
 @app.command(epilog=_example("prune runs/demo --never-shown --older-than 7d --yes"))
@@ -258,6 +279,7 @@ def prune(
         with closing(MemoryStore(memory, embedder=embedder, dimension=dimension)) as store:
             removed = store.remove_tips([tip.id for tip in tips])
         _print(f"{removed:,} of {len(stored):,} tips removed")
+        _changed(memory)
         return
     _print(f"{len(tips):,} of {len(stored):,} tips would be removed; nothing is, without --yes")
     if tips:

@@ -75,7 +75,8 @@ def play_trials(
     """Play all trials of all seeds, from where an earlier command stopped.
 
     A trial's tips are in the memory that is kept after it. A trial that writes and was interrupted begins again from
-    the memory before it, since its tips cannot be told apart by then; all else goes on episode by episode.
+    the memory before it, since its tips cannot be told apart by then; all else goes on episode by episode. What failed
+    by the system is played once more before the trial is done.
 
     Args:
         gateway: that holds the memory.
@@ -91,7 +92,8 @@ def play_trials(
             play_missing(player, results, plan.planned(seed, trial, UNSEEN), show)
             if plan.memory == "write":
                 results.drop(plan.part(seed, trial, TASKS))
-            play_missing(player, results, plan.planned(seed, trial, TASKS), show)
+            for _ in range(2):
+                play_missing(player, results, plan.planned(seed, trial, TASKS), show)
             if plan.memory == "write":
                 gateway.drain(drain_seconds)
                 temporary, before = results.folder / "new-memory.sqlite", memory

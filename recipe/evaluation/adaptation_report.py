@@ -1,7 +1,7 @@
 """The figures of adaptations by trial (returns, success, cumulative success, forgetting), printed and drawn."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from empo2.recipe.evaluation.episode_results import Result, read_facts, read_res
 from empo2.recipe.evaluation.statistics import Interval, area, cumulative_success, forgetting, over_seeds
 from empo2.recipe.evaluation.summary import MEASURES, Groups, failures_line, task_means
 from empo2.recipe.evaluation.tables import interval_text, picture, show_table, table_of
+from empo2.recipe.failures import FAILED_BY_SYSTEM
 from empo2.recipe.protocol import is_success
 
 _PART = re.compile(r"seed (\d+), trial (\d+), (\w+)")
@@ -124,9 +125,12 @@ def curves(trials: Sequence[Sequence[Sequence[Result]]], groups: Groups, success
     """Return the curve of each measure, of results by seed and trial, all of one panel."""
     means = [[task_means(results, success_return) for results in seed] for seed in trials]
     found = {name: np.array([[_mean(trial[name], groups) for trial in seed] for seed in means]) for name in MEASURES}
-    solved = [_solved(seed, success_return) for seed in trials]
-    found["cumulative success %"] = np.array([100 * cumulative_success(each) for each in solved])
-    lost, failing = zip(*(forgetting(each) for each in solved), strict=True)
+    by_group = [
+        [cumulative_success(_solved(seed, success_return, each)) for each in groups.values()] for seed in trials
+    ]
+    found["cumulative success %"] = 100 * np.mean(by_group, axis=1)
+    every = [index for group in groups.values() for index in group]
+    lost, failing = zip(*(forgetting(_solved(seed, success_return, every)) for seed in trials), strict=True)
     found["lost"], found["failing"] = np.array(lost, float), np.array(failing, float)
     with np.errstate(invalid="ignore", divide="ignore"):
         found["forgetting %"] = 100 * found["lost"] / found["failing"]
@@ -158,12 +162,19 @@ def _mean(tasks: Mapping[int, float], groups: Groups) -> float:
     return float(np.mean([np.mean(part) for part in parts if part])) if any(parts) else np.nan
 
 
-def _solved(trials: Sequence[Sequence[Result]], success_return: float) -> np.ndarray:
-    """Return bool [trials, tasks * samples]: each sample counts as a task of its own; a failed one is not solved."""
-    keys = sorted({(result.index, result.sample) for results in trials for result in results})
+def _solved(trials: Sequence[Sequence[Result]], success_return: float, indices: Container[int]) -> np.ndarray:
+    """Return bool [trials, tasks * samples] of the tasks with these indices; each sample counts as a task of its own.
+
+    One that failed by its agent is not solved; one that failed by the system is as in the trial before.
+    """
+    keys = sorted({(each.index, each.sample) for results in trials for each in results if each.index in indices})
+    places = {key: place for place, key in enumerate(keys)}
     solved = np.zeros((len(trials), len(keys)), bool)
     for trial, results in enumerate(trials):
         for result in results:
-            if result.return_ is not None:
-                solved[trial, keys.index((result.index, result.sample))] = is_success(result.return_, success_return)
+            if (place := places.get((result.index, result.sample))) is not None:
+                if result.failed == FAILED_BY_SYSTEM:
+                    solved[trial, place] = trial > 0 and solved[trial - 1, place]
+                elif result.return_ is not None:
+                    solved[trial, place] = is_success(result.return_, success_return)
     return solved

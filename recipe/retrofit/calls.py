@@ -24,12 +24,13 @@ def call_lines(calls: Sequence[Call], told: Sequence[Told], searched: str) -> It
         searched: ``memory.searched``.
     """
     yield f"{_LAYOUT.format(*_HEADINGS)}system message, or the first"
-    with_tools, done = False, False
+    with_tools, done = False, set[int]()  # rows that have the tips of a search before the episode
     for number, (call, of_call) in enumerate(zip(calls, told, strict=True), 1):
         # What stands beside the main chat is known from the first call with tools on.
         passes = bool(of_call.row) or (of_call.beside and not with_tools)
-        takes_tips = passes and not done and _takes_tips(call, searched, with_tools=with_tools)
-        done = searched == "first-turn" and (done or takes_tips)
+        takes_tips = passes and of_call.row not in done and _takes_tips(call, searched, with_tools=with_tools)
+        if searched == "first-turn" and takes_tips and of_call.row:
+            done.add(of_call.row)
         with_tools = with_tools or bool(call.body.get("tools"))
         yield _line(number, call, of_call, takes_tips=takes_tips).rstrip()
         if of_call.why:

@@ -202,7 +202,7 @@ _ADDRESS = (
 )
 # What clients write that reached no server, or one that refused their key; and their frames in a traceback.
 _UNREACHED = re.compile(
-    r"API_?Connection_?Error|Connect(ion)?Error|connection (refused|error)|ECONNREFUSED|ENOTFOUND|EAI_AGAIN|"
+    r"API_?Connection_?Error|Connect(ion)?Error|connection (refused|error)|ECONNREFUSED|\bENOTFOUND|EAI_AGAIN|"
     r"getaddrinfo|name resolution|Name or service|fetch failed|Max retries exceeded|AuthenticationError|"
     r"(OPENAI|ANTHROPIC)_API_KEY|(incorrect|invalid)[ _]api[ _]key|"
     r"-packages/(openai|anthropic|litellm|httpx|requests|urllib3)/",

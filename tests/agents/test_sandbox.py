@@ -64,6 +64,29 @@ def test_programs_are_forks_of_which_each_has_files_and_a_network_of_its_own():
         assert programs.test(TESTS + network) == (2, ["OSError: [Errno 101] Network is unreachable"])
 
 
+def test_nothing_that_is_read_only_is_made_writable_again():
+    """Not as root of the namespaces that made it so, nor as real root, who owns the settings of the kernel."""
+    written = Path(f"/var/tmp/empo2-sandbox-{os.getpid()}")
+    attempts = ["mount -o remount,rw,bind / || mount -o remount,rw,bind /proc", "umount -l /proc /tmp /run", "true"]
+    program = "".join(
+        f"  def test_{number}(self):\n    import os, subprocess\n    subprocess.run({each!r}, shell=True)\n"
+        f"    for file in ({str(written)!r}, '/proc/sys/kernel/core_pattern'):\n"
+        "      with self.assertRaises(OSError): os.open(file, os.O_WRONLY | os.O_CREAT)\n"
+        f"    self.assertNotEqual(os.stat('/run').st_dev, {os.stat('/run').st_dev})\n    os.write(3, b'no answer')\n"
+        for number, each in enumerate(attempts)
+    )
+    try:
+        with Sandbox("python") as programs:
+            assert programs.test(TESTS + program) == (3, [])
+            assert programs.test(TESTS + "  def test_a(self): pass\n") == (1, [])  # which is answered in its own words
+        assert not written.exists()
+    finally:
+        written.unlink(missing_ok=True)
+    with Sandbox("shell") as machine:
+        for attempt in attempts[:2]:
+            assert machine.run(f"{attempt}; : >> /proc/sys/kernel/core_pattern")[0] != 0
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

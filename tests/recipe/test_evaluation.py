@@ -123,6 +123,15 @@ def test_differences_are_paired_by_task() -> None:
     assert list(lines) == ["a", "b", OVERALL]
 
 
+def test_groups_count_equally_in_cumulative_success_too_and_failures_of_the_system_are_none_of_the_agent() -> None:
+    first = [result(0, 100), *(result(index, 0) for index in (1, 2, 3))]
+    lost = [result(index, None, failed="failed_by_system") for index in range(3)]
+    found = curves([[first, [*lost, result(3, 100)]]], {"a": [0], "b": [1, 2, 3]}, success_return=100)
+    assert found["success %"].tolist() == [[50, 100]]
+    assert found["cumulative success %"][0] == pytest.approx([50, (100 + 100 / 3) / 2])
+    assert (found["lost"].tolist(), found["failing"].tolist()) == ([[0, 0]], [[3, 2]])
+
+
 def test_curves_by_hand() -> None:
     trials = [[[result(0, 0), result(1, 100)], [result(0, 100), result(1, 50)]], [[result(0, 0), result(1, 0)]] * 2]
     found = curves(trials, {"a": [0], "b": [1]}, success_return=100)
@@ -319,9 +328,10 @@ def test_costs_and_metrics_of_a_rollout() -> None:
 class Memory:
     """Gateway and player in one: an episode returns the number of tips that it sees, and leaves one if it writes."""
 
-    def __init__(self, stop_after: int | None = None) -> None:
+    def __init__(self, stop_after: int | None = None, lost: str = "") -> None:
         self.tips = 0
         self.left = stop_after
+        self.lost = lost  # the part whose episodes fail by the system when they are first played
         self.seen: list[Planned] = []
 
     def play(self, episodes: Sequence[Planned]) -> Any:
@@ -330,7 +340,11 @@ class Memory:
             if self.left == 0:
                 raise KeyboardInterrupt
             self.left = None if self.left is None else self.left - 1
+            is_lost = episode.part == self.lost and episode not in self.seen
             self.seen.append(episode)
+            if is_lost:
+                yield Result(episode.part, episode.index, episode.sample, None, failed="failed_by_system")
+                continue
             self.tips += "write" in episode.memory
             value = float(shown if "read" in episode.memory else 0)
             yield Result(episode.part, episode.index, episode.sample, value, calls=1, calls_with_tips=int(value > 5))
@@ -372,6 +386,13 @@ def test_trials_write_and_read_and_each_seed_begins_with_the_same_memory(tmp_pat
         ("read", False),
     }
     assert memory_of(tmp_path / "out", 1)[0] == 3
+
+
+def test_what_the_system_has_lost_is_played_once_more_before_a_trial_is_done(tmp_path: Path) -> None:
+    played, results, plan = adaptation(tmp_path, lost="seed 0, trial 1, tasks")
+    assert len(played.seen) == 44 and not remaining(plan, results)
+    raw = {panel: found["raw"].tolist() for panel, found in read_adaptation(tmp_path / "out").panels.items()}
+    assert raw == {TASKS: [[0, 9, 13, 17]] * 2, UNSEEN: [[0, 9, 13, 17]] * 2}
 
 
 @pytest.mark.parametrize("stop", [1, 8, 39])
