@@ -186,6 +186,12 @@ def test_an_address_of_its_own_is_said_before_what_came_of_it(init, tmp_path):
     assert "Connection refused" in log and f"has all that the agent wrote, {len(log.splitlines())} lines" in printed
 
 
+@pytest.mark.parametrize("code", ["import a_package_of_mine", "open('of_mine.txt')"])
+def test_what_is_not_found_is_no_connection_that_failed(init, code):
+    ended, printed = init(*COMMAND, code=code)
+    assert ended == 1 and "of_mine" in printed and "connection" not in printed, printed
+
+
 def test_a_run_that_is_killed_while_it_imports_is_said_as_that(init, tmp_path):
     (tmp_path / "library.py").write_text("import time\ntime.sleep(600)\n")
     code, printed = init(*COMMAND, "--time-limit", "60", code="import library\n")

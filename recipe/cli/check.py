@@ -33,8 +33,8 @@ def check(
 ) -> None:
     """Say whether a training fits this machine and its GPUs, and how long a step takes, before anything starts.
 
-    Looks at the same as `empo2 train`, which is refused by it: imports the agent, loads the tasks, reads nvidia-smi. An
-    agent of your own is started until its first call, for the length of its prompt.
+    Makes the checks of `empo2 train`, which only warns of estimates: imports the agent, loads the tasks, reads
+    nvidia-smi. An agent of your own is started until its first call, for the length of its prompt.
     What it says of memory and time is estimated. Exits with 2 if a setting is wrong, with 1 if the machine cannot.
     """
     from empo2.recipe.preflight.checks import MACHINE, PROMPT, SETTINGS, look
