@@ -173,9 +173,10 @@ def _unshare(kinds: int, before: Callable[[], None] = lambda: None) -> None:
     os.read(is_ready, 1)
     try:
         before()
-        os.unshare(kinds)
-    except OSError as error:
-        raise PermissionError(f"this machine allows no user namespaces ({error.strerror})") from None
+        try:
+            os.unshare(kinds)
+        except OSError as error:
+            raise PermissionError(f"this machine allows no user namespaces ({error.strerror})") from None
     finally:
         os.close(go)
         told = os.waitpid(helper, 0)[1] == 0

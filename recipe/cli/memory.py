@@ -143,7 +143,8 @@ def _settings_of(memory: Path) -> dict[str, Any]:
     """Return the section ``memory`` of the run whose memory, or checkpoint's, this is; empty for any other file."""
     folder = memory.absolute().parent
     files = [folder / CONFIG_FILE, *([run_of(folder) / CONFIG_FILE] if is_complete(folder) else [])]
-    return next((yaml.safe_load(file.read_text())["memory"] for file in files if file.is_file()), {})
+    found = next((yaml.safe_load(file.read_text()).get("memory", {}) for file in files if file.is_file()), {})
+    return {key: found[key] for key in load_settings().to_dict()["memory"].keys() & found.keys()}
 
 
 def _changed(memory: Path) -> None:

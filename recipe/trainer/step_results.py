@@ -215,7 +215,9 @@ class StepResults:
                     if not turn.has_images and turn.log_probs is not None
                 ]
                 if fitting := self._fitting(rows_of(turns)):
-                    self.kept[rollout.rollout_id] = replace(result, held=True, rows=_numbers(fitting))
+                    sampled = sum(len(turn.reply) for turn in turns)
+                    held = replace(result, held=True, reply_tokens=sampled, rows=_numbers(fitting))
+                    self.kept[rollout.rollout_id] = held
                     rollout = rollout.model_copy(update={"triplets": _triplets(fitting)})
             made.append(rollout)
         return made
