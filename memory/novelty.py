@@ -67,10 +67,12 @@ class VisitedStates:
                     index, states = self._index(scope), [state for _, state in of_scope]
                     before, wanted = len(index), np.stack([keys[scope, state] for state in states])
                     for state, key, rows in zip(states, wanted, near(index["key"], wanted, threshold), strict=True):
-                        rows = np.append(rows, np.arange(before, len(index)))  # and those that are stored here
-                        similarities = cosine_similarities(index["key"][rows], key)
-                        if len(rows) and similarities.max() > threshold:
-                            self._revisit(index, int(rows[similarities.argmax()]), times[scope, state])
+                        # And those that are stored here, which are not copied.
+                        near_and_new = index["key"][rows], index["key"][before:]
+                        similarities = np.concatenate([cosine_similarities(each, key) for each in near_and_new])
+                        if len(similarities) and similarities.max() > threshold:
+                            row = np.append(rows, np.arange(before, len(index)))[similarities.argmax()]
+                            self._revisit(index, int(row), times[scope, state])
                         else:
                             self._store(index, scope, state, key, times[scope, state])
         except BaseException:

@@ -29,6 +29,9 @@ _TRACES = "/v1/traces"
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
+# Where and how fast episodes are played decides no result.
+NO_RESULT = frozenset({"agent.concurrency", "memory.embedder_threads", "memory.embedder_device"})
+
 NotNegative = Annotated[int, Field(ge=0)]
 _Path = Annotated[str, AfterValidator(os.path.expanduser)]  # `~` stays in `run.directory=~/runs`, as bash has it
 
@@ -547,6 +550,10 @@ def warnings_of(settings: Settings) -> Iterator[str]:
     if hardware.device == "gpu" and hardware.micro_batch > 1:
         why = "rows of different lengths get a dense mask, for which PyTorch has no flash kernel; 1 is faster"
         yield f"hardware.micro_batch={hardware.micro_batch}: {why}"
+    episodes, gpus = algorithm.tasks_per_step * algorithm.rollouts_per_task, hardware.nodes * hardware.gpus_per_node
+    if hardware.device == "gpu" and algorithm.updates_per_step > 1 and episodes < algorithm.updates_per_step * gpus:
+        few = f"an update has {episodes / algorithm.updates_per_step:.3g} rows for {gpus} GPUs, and the others wait"
+        yield f"algorithm.updates_per_step={algorithm.updates_per_step}: {few}; take {max(1, episodes // gpus)}"
     if algorithm.name != "empo2":
         return
     tipped = min(algorithm.memory_probability, algorithm.off_policy_probability) > 0 and not algorithm.distills

@@ -11,7 +11,10 @@ MASK = "(secret, left out)"
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET_WORDS = frozenset(
     {"key", "keys", "apikey", "token", "secret", "secrets", "password", "passwd", "pwd", "credential", "credentials"}
+    | {"auth", "authorization", "passphrase", "passcode", "cookie"}
 )
+_SECRET_ENDS = ("password", "passwd", "secret", "apikey", "accesskey", "sshpass")  # of a word, as in PGPASSWORD
+_LAST = (["pass"], ["pat"])  # words, as in DB_PASS
 _HEADERS = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?HEADERS")  # authorization=Bearer KEY,...
 # Columns of verl's data sets, and a field of tasks.
 _NO_SECRETS = frozenset({"prompt_key", "reward_fn_key", "image_key", "video_key", "audio_key", "teacher_key"}) | {
@@ -23,6 +26,7 @@ _FOLDERS = ("PWD", "OLDPWD")  # in the environment these are a shell's folders, 
 _PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")  # in linear time
 # Of a command line: `API_KEY=value program --token value`, but no `{NAME}` or `$NAME`.
 _GIVEN = re.compile(r"""(?<![\w-])([A-Z][A-Z0-9_]*=|--[a-z][\w-]*[ =])(['"]?)([^\s{($'"][^\s'"]{7,})""")
+_AUTHORIZATION = re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+)[^\s'\"]{8,}")
 _SHORTEST = 8  # characters of a value that is looked for inside other text; "1" would be found everywhere
 
 
@@ -31,8 +35,14 @@ def is_secret(name: str) -> bool:
 
     ``max_tokens`` is none: the words must be singular.
     """
-    words = (word.lower() for word in _WORDS.findall(_OF_MODELS_TOKENS.sub("", name)))
-    return name not in _NO_SECRETS and (not _SECRET_WORDS.isdisjoint(words) or bool(_HEADERS.fullmatch(name)))
+    if name in _NO_SECRETS:
+        return False
+    words = [word.lower() for word in _WORDS.findall(_OF_MODELS_TOKENS.sub("", name))]
+    return any(map(_is_secret_word, words)) or words[-1:] in _LAST or bool(_HEADERS.fullmatch(name))
+
+
+def _is_secret_word(word: str) -> bool:
+    return word in _SECRET_WORDS or word.endswith(_SECRET_ENDS)
 
 
 def redacted(values: Any) -> Any:
@@ -76,10 +86,11 @@ def _without_secrets(name: str, value: Any, known: Iterable[str]) -> Any:
     if isinstance(value, str):
         for secret in known:
             value = value.replace(secret, MASK)
-        return _GIVEN.sub(_without_its_value, _PASSWORD_IN_URL.sub(MASK, value))
+        value = _AUTHORIZATION.sub(rf"\1{MASK}", _PASSWORD_IN_URL.sub(MASK, value))
+        return _GIVEN.sub(_without_its_value, value)
     return value
 
 
 def _without_its_value(given: re.Match[str]) -> str:
-    words = _WORDS.findall(given[1])  # the last one tells what it is: no `--token-file`
-    return f"{given[1]}{given[2]}{MASK}" if words[-1].lower() in _SECRET_WORDS else given[0]
+    last = _WORDS.findall(given[1])[-1].lower()  # which tells what it is: no `--token-file`
+    return f"{given[1]}{given[2]}{MASK}" if _is_secret_word(last) or [last] in _LAST else given[0]

@@ -321,6 +321,7 @@ def test_a_checkpoint_whose_memory_was_changed_is_complete_with_it(run: Path, as
     exported.write_text("\n".join([*lines, *more]))
     ask("import", str(exported), str(checkpoint))
     assert (checkpoint / "memory.sqlite").stat().st_size > before and damage_of(checkpoint) == ""
+    assert json.loads((checkpoint / "complete").read_text()).keys() == {"memory.sqlite"}  # its lock is no part of it
 
 
 def test_a_runs_memory_is_searched_by_its_settings(run: Path, ask: Ask) -> None:

@@ -38,7 +38,7 @@ def give_key(key: str) -> None:
     import ray
     from ray.experimental.internal_kv import _internal_kv_put
 
-    _internal_kv_put(f"{MODEL_KEY} {ray.get_runtime_context().get_job_id()}", key)
+    _internal_kv_put(f"{MODEL_KEY} {ray.get_runtime_context().worker.current_job_id.hex()}", key)
 
 
 def _key() -> str:
@@ -48,7 +48,7 @@ def _key() -> str:
         return os.environ.get(MODEL_KEY, "")
     from ray.experimental.internal_kv import _internal_kv_get
 
-    key = _internal_kv_get(f"{MODEL_KEY} {ray.get_runtime_context().get_job_id()}")
+    key = _internal_kv_get(f"{MODEL_KEY} {ray.get_runtime_context().worker.current_job_id.hex()}")
     if key is None:
         raise RuntimeError("the trainer has given this job's vLLM servers no key")
     return key.decode()

@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from empo2.recipe.config import flat
+from empo2.recipe.config import NO_RESULT, flat
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.failures import FAILED_BY_SYSTEM
 from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, FACTS_FILE, MEMORY_FILE, read_lines, replace_file
 
 RESULTS_FILE = "results.jsonl"
-# Where and how fast episodes are played decides no result.
-_NO_FACTS = {"agent.concurrency", "memory.embedder_threads", "memory.embedder_device", "sampling.server"}
+_NO_FACTS = NO_RESULT | {"sampling.server"}
 
 type MemoryUse = Literal["off", "read", "write", "read and write"]
 """``read``: the agent is shown tips; ``write``: its episode leaves a tip, and counts for the tips that it was shown."""

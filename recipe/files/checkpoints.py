@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from empo2.memory.cpu import fast_dtype
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.files.models import built, merge_adapter, resolve_model
@@ -58,10 +60,9 @@ def merged(checkpoint: Path) -> Path:
 
 
 def _merge(checkpoint: Path, target: Path) -> None:
-    from empo2.recipe.trainer.ray_environment import device
-
     made = target.with_name("weights")
-    unrounded = device() == "cpu" and fast_dtype() == "float32"  # what vLLM got in training: compat/verl.py
+    trained_on = yaml.safe_load((run_of(checkpoint) / CONFIG_FILE).read_text())["hardware"]["device"]
+    unrounded = trained_on == "cpu" and fast_dtype() == "float32"  # what vLLM got in training: compat/verl.py
     merger = "empo2.recipe.trainer.compat.merger" if unrounded else "verl.model_merger"
     command = [sys.executable, "-m", merger, "merge", "--backend", "fsdp"]
     command += ["--local_dir", str(checkpoint / "actor"), "--target_dir", str(made)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from empo2.recipe.config import NO_RESULT
 from empo2.recipe.errors import ConfigError, ProcessError
 from empo2.recipe.files.plan import Trial
 from empo2.recipe.launcher.commands import empo2_command, settings_descriptor
@@ -50,7 +51,7 @@ def check_settings(trials: Sequence[Trial], folder: Path) -> None:
         now = redacted(trial.settings.to_dict())
         for section in _COMPARED:
             for key, value in before.get(section, {}).items():
-                if key in now[section] and now[section][key] != value:
+                if key in now[section] and now[section][key] != value and f"{section}.{key}" not in NO_RESULT:
                     changed = f"began with {section}.{key}={value!r}, the sweep now has {now[section][key]!r}"
                     fix = "give another --output, or remove that run"
                     raise ConfigError(f"{trial.name}: its run in {folder} {changed}; {fix}")

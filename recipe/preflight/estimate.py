@@ -4,6 +4,7 @@ Sizes are bytes, times seconds, and all of it is estimated: nothing was measured
 that are trained, N GPUs that share them.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -70,6 +71,7 @@ class Shape:
     tied: bool  # embedding and LM head are one matrix
     bias: bool = False  # of queries, keys and values
     norms: bool = False  # of queries and keys
+    positions: int = 0  # tokens that it reads at most; 0: unknown
 
     @property
     def embedding(self) -> int:
@@ -107,16 +109,16 @@ class Shape:
 
 # As published in each model's config.json.
 SHAPES = {
-    "Qwen/Qwen2.5-0.5B-Instruct": Shape(24, 896, 14, 2, 64, 4864, 151_936, tied=True, bias=True),
-    "Qwen/Qwen2.5-1.5B-Instruct": Shape(28, 1536, 12, 2, 128, 8960, 151_936, tied=True, bias=True),
-    "Qwen/Qwen2.5-3B-Instruct": Shape(36, 2048, 16, 2, 128, 11_008, 151_936, tied=True, bias=True),
-    "Qwen/Qwen2.5-7B-Instruct": Shape(28, 3584, 28, 4, 128, 18_944, 152_064, tied=False, bias=True),
-    "Qwen/Qwen2.5-14B-Instruct": Shape(48, 5120, 40, 8, 128, 13_824, 152_064, tied=False, bias=True),
-    "Qwen/Qwen3-1.7B": Shape(28, 2048, 16, 8, 128, 6144, 151_936, tied=True, norms=True),
-    "Qwen/Qwen3-4B": Shape(36, 2560, 32, 8, 128, 9728, 151_936, tied=True, norms=True),
-    "Qwen/Qwen3-8B": Shape(36, 4096, 32, 8, 128, 12_288, 151_936, tied=False, norms=True),
-    "meta-llama/Llama-3.1-8B-Instruct": Shape(32, 4096, 32, 8, 128, 14_336, 128_256, tied=False),
-    "HuggingFaceTB/SmolLM2-135M-Instruct": Shape(30, 576, 9, 3, 64, 1536, 49_152, tied=True),
+    "Qwen/Qwen2.5-0.5B-Instruct": Shape(24, 896, 14, 2, 64, 4864, 151_936, tied=True, bias=True, positions=32_768),
+    "Qwen/Qwen2.5-1.5B-Instruct": Shape(28, 1536, 12, 2, 128, 8960, 151_936, tied=True, bias=True, positions=32_768),
+    "Qwen/Qwen2.5-3B-Instruct": Shape(36, 2048, 16, 2, 128, 11_008, 151_936, tied=True, bias=True, positions=32_768),
+    "Qwen/Qwen2.5-7B-Instruct": Shape(28, 3584, 28, 4, 128, 18_944, 152_064, tied=False, bias=True, positions=32_768),
+    "Qwen/Qwen2.5-14B-Instruct": Shape(48, 5120, 40, 8, 128, 13_824, 152_064, tied=False, bias=True, positions=32_768),
+    "Qwen/Qwen3-1.7B": Shape(28, 2048, 16, 8, 128, 6144, 151_936, tied=True, norms=True, positions=40_960),
+    "Qwen/Qwen3-4B": Shape(36, 2560, 32, 8, 128, 9728, 151_936, tied=True, norms=True, positions=40_960),
+    "Qwen/Qwen3-8B": Shape(36, 4096, 32, 8, 128, 12_288, 151_936, tied=False, norms=True, positions=40_960),
+    "meta-llama/Llama-3.1-8B-Instruct": Shape(32, 4096, 32, 8, 128, 14_336, 128_256, tied=False, positions=131_072),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": Shape(30, 576, 9, 3, 64, 1536, 49_152, tied=True, positions=8192),
 }
 
 
@@ -136,6 +138,7 @@ def shape_of(config: dict[str, Any]) -> Shape | None:
         tied=config.get("tie_word_embeddings", False),
         bias=kind == "qwen2",
         norms=kind == "qwen3",
+        positions=config.get("max_position_embeddings") or 0,
     )
 
 
@@ -243,7 +246,7 @@ def remedies(settings: Settings, shape: Shape, card: Card) -> list[str]:
         *([("hardware", "micro_batch", 1)] if hardware.micro_batch > 1 else []),
         *([] if hardware.offload else [("hardware", "offload", True)]),
         *[("hardware", "gpu_memory_fraction", share) for share in (0.3, 0.4, 0.5, 0.7, 0.8)],
-        *[("hardware", "tensor_parallel", n) for n in (2, 4, 8) if hardware.gpus_per_node % n == 0],
+        *[("hardware", "tensor_parallel", n) for n in (2, 4, 8) if hardware.gpus_per_node % n == shape.heads % n == 0],
         *[("model", "max_episode_tokens", n) for n in (4096, 2560) if n < model.max_episode_tokens],
         *([] if model.lora_rank else [("model", "lora_rank", 64)]),
     ]
@@ -289,10 +292,12 @@ def step_time(settings: Settings, shape: Shape, card: Card) -> Step | None:
     waves = -(-episodes // (together * engines))
     useful = UTILIZATION * card.flops * gpus
     reading = 2 * shape.parameters * episodes * row / useful
-    imbalance = IMBALANCE if episodes <= algorithm.updates_per_step * gpus else 1.0
     trained = episodes + algorithm.replayed_tasks
+    rows = trained / algorithm.updates_per_step
+    of_rank = math.ceil(rows / gpus)  # the others wait for a rank that has so many
+    imbalance = (IMBALANCE if of_rank == 1 else of_rank) * gpus / rows
     if not algorithm.learning_rate:
-        trained = algorithm.updates_per_step  # frozen: a row an update
+        trained, imbalance = algorithm.updates_per_step, IMBALANCE  # frozen: a row an update
     flops = algorithm.update_epochs * (6 if settings.model.lora_rank else 8) * shape.parameters * trained * row
     flops += 2 * shape.parameters * episodes * row * (algorithm.kl_coefficient > 0)
     return Step(

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from empo2.recipe.config import traces_endpoint, warnings_of
+from empo2.recipe.config import Settings, traces_endpoint, warnings_of
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.files.models import files_of, read_file
 from empo2.recipe.files.run_directory import check_run_directory
 from empo2.recipe.gateway.stages.untrained import choice_of
 from empo2.recipe.gateway.tips.state import StateReader
 from empo2.recipe.preflight.agent import check_fields, check_first_call, first_calls
+from empo2.recipe.preflight.estimate import Shape
 from empo2.recipe.preflight.finding import Finding
 from empo2.recipe.preflight.server import check_server
 from empo2.recipe.preflight.start import Start
@@ -53,11 +54,24 @@ def concurrency_here(start: Start) -> None:
 
 def model(start: Start) -> None:
     """Refuse a model that is not there, or that verl cannot train; one of the hub as far as its files are here."""
-    settings, _ = start.settings, start.shape
+    settings, shape = start.settings, start.shape
     if settings.model.server is not None:
         raise ConfigError(f"model.server={settings.model.server!r}: training starts its own vLLM; set it to null")
+    if shape is not None:
+        _refuse_sizes(settings, shape)
     if folder := files_of(settings.model.path):
         _refuse_experts(settings.model.path, read_file(str(folder), "config.json"))
+
+
+def _refuse_sizes(settings: Settings, shape: Shape) -> None:
+    context, split, path = settings.model.max_context_tokens, settings.hardware.tensor_parallel, settings.model.path
+    if 0 < shape.positions < context:
+        fix = "lower it, with model.max_prompt_tokens and model.max_episode_tokens, or choose another model"
+        raise ConfigError(f"model.max_context_tokens={context}: {path} reads {shape.positions} at most; {fix}")
+    if shape.heads % split:
+        divisors = ", ".join(str(n) for n in range(1, shape.heads + 1) if shape.heads % n == 0)
+        said = f"must divide the {shape.heads} attention heads of {path}"
+        raise ConfigError(f"hardware.tensor_parallel={split}: {said}; take one of {divisors}")
 
 
 def _values_in(config: str | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 
 from empo2.recipe.config import Settings
+from empo2.recipe.errors import ConfigError
 from empo2.recipe.files.models import model_of
 from empo2.recipe.files.tasks import Tasks, load_tasks
 from empo2.recipe.preflight import cluster
@@ -44,10 +45,19 @@ class Start:
     def tasks(self) -> Tasks:
         return load_tasks(self.settings)
 
-    @cached_property
+    @property
     def cluster(self) -> tuple[list[Finding], Gpus]:
         """What the nodes have and lack, and their GPUs."""
-        return cluster.look_at_cluster(self.settings, self.model, say=self.say, seconds=self.seconds)
+        if isinstance(self._cluster, ConfigError):
+            raise self._cluster
+        return self._cluster
+
+    @cached_property
+    def _cluster(self) -> tuple[list[Finding], Gpus] | ConfigError:
+        try:  # nodes that have not come are waited for once
+            return cluster.look_at_cluster(self.settings, self.model, say=self.say, seconds=self.seconds)
+        except ConfigError as error:
+            return error
 
     @cached_property
     def joins_cluster(self) -> bool:

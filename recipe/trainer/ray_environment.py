@@ -28,6 +28,7 @@ _VERL_VARIABLES = {
 }
 
 DEVICE = "EMPO2_DEVICE"  # gpu | cpu: what the run trains on, told to every process
+RUN = "EMPO2_RUN"  # a random name of the run, told to its workers
 NETWORK = "EMPO2_NETWORK"  # hardware.network, told to the workers of a Ray cluster
 
 
@@ -119,7 +120,7 @@ def start_ray(config: DictConfig) -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray asks for its token, and presents it
     Config.initialize("")  # as ray.init does where it sets the mode itself
     runtime_env = dict(options.pop("runtime_env", None) or {})
-    variables = dict(VARIABLES)
+    variables = VARIABLES | {RUN: secrets.token_hex(4)}
     if joined and (network := OmegaConf.select(config, "empo2.hardware.network")):
         variables[NETWORK] = network
     # Not agent-lightning's worker_process_setup_hook: idle workers would import verl for nothing. The loss is

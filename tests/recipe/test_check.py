@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from empo2.recipe.cli import main
-from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.config import Settings, load_settings, warnings_of
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.files.models import SMOLLM2, resolve_model
 from empo2.recipe.files.tasks import Tasks, load_tasks
@@ -188,10 +188,17 @@ def test_a_step_by_roofline() -> None:
     replay = load_settings("gpu", ["algorithm.off_policy_loss=distillation", "algorithm.replay_per_task=2"])
     step = estimate.step_time(replay, SEVEN, CARDS["h100-80"])
     assert step is not None
-    assert step.update == pytest.approx(8 * P * 160 * 2033 / useful * 1.5)
+    assert step.update == pytest.approx(8 * P * 160 * 2033 / useful * 1.6)  # ten rows an update: some ranks have two
+    hosts = ["hardware.nodes=2", "hardware.ray_address=auto"]
+    waits = "algorithm.updates_per_step=16: an update has 8 rows for 16 GPUs, and the others wait; take 8"
+    for updates, share, warned in ((16, 1.0, [waits]), (8, 0.5, [])):
+        two = load_settings("gpu", [*hosts, f"algorithm.updates_per_step={updates}"])
+        step = estimate.step_time(two, SEVEN, CARDS["h100-80"])
+        assert step is not None and step.update == pytest.approx(8 * P * 128 * 2033 / useful * 1.5 * share)
+        assert [line for line in warnings_of(two) if "wait" in line] == warned
     frozen = estimate.step_time(load_settings("gpu", ["algorithm.learning_rate=0"]), SEVEN, CARDS["h100-80"])
     assert frozen is not None
-    assert frozen.update == pytest.approx(step.update * 16 / 160)  # a row in each of sixteen updates
+    assert frozen.update == pytest.approx(8 * P * 16 * 2033 / useful * 1.5)  # a row in each of sixteen updates
 
 
 def test_main_memory_and_disk() -> None:

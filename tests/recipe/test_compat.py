@@ -82,6 +82,10 @@ def source(file: str) -> str:
 
 ROLLOUT, VLLM = "verl/workers/rollout", "vllm/entrypoints"
 SAID = {  # by file what stands in it, whatever the white space; " ... " is anything within one function
+    "verl/workers/rollout/vllm_rollout/vllm_rollout.py": ["job_id = ray.get_runtime_context().get_job_id()"],
+    "verl/workers/rollout/vllm_rollout/vllm_async_server.py": [
+        'os.environ["VERL_RAY_JOB_ID"] = ray.get_runtime_context().get_job_id()'
+    ],
     # compat/fork_server.py: Ray's workers are started by a command, and vLLM's engine by what one function returns
     "ray/_private/runtime_env/context.py": ['executable = ["exec", self.py_executable]'],
     "ray/_private/workers/default_worker.py": ['if __name__ == "__main__":'],
@@ -157,6 +161,23 @@ SAID = {  # by file what stands in it, whatever the white space; " ... " is anyt
         "return status_code in _RETRY_STATUS_CODES or status_code >= 500",
     ],
 }
+
+
+def test_two_runs_on_a_host_push_through_sockets_of_their_own() -> None:
+    """Whose Rays both call their first job 01000000 (SAID)."""
+    code = (
+        "from types import SimpleNamespace\nimport empo2.recipe.trainer.compat.verl\n"
+        "import ray\nfrom ray.runtime_context import RuntimeContext\nray.is_initialized = lambda: True\n"
+        "job = SimpleNamespace(hex=lambda: '01000000', is_nil=lambda: False)\n"
+        "print(RuntimeContext(SimpleNamespace(current_job_id=job)).get_job_id())"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    jobs = []
+    for name in ("a", "b"):
+        environment = {**os.environ, ray_environment.RUN: name}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+        jobs.append((done.stdout or done.stderr).splitlines()[-1])
+    assert jobs == ["01000000-a", "01000000-b"]
 
 
 @pytest.mark.parametrize(("file", "line"), [(file, line) for file, lines in SAID.items() for line in lines])
@@ -266,7 +287,7 @@ def test_every_override_overrides_something() -> None:
     from empo2.recipe.trainer.manager import Empo2RolloutManager
     from empo2.recipe.trainer.trainer import Empo2Trainer
 
-    of_trainer = {"_checkpoint", "_end_with_this_step", "_metrics"}
+    of_trainer = {"_checkpoint", "_continue_epoch", "_end_with_this_step", "_metrics"}
     of_manager = {"_tagged", "_told_of_a_new_gateway", "play", "drop_carried_over"}
     for ours, own in ((Empo2Trainer, of_trainer), (Empo2RolloutManager, of_manager)):
         names = {name for name in vars(ours) if not name.startswith("__")}

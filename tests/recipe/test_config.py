@@ -41,6 +41,8 @@ def test_a_profile_plays_scienceworld_unless_other_tasks_are_given() -> None:
     assert (played.algorithm.success_return, played.algorithm.failure_return) == (100, -100)
     assert (played.memory.scope, played.tasks.args["names"]) == (["task", "variation"], ["find-animal"])
     assert load_settings("cpu", ["tasks.source=empo2.agents.scienceworld.tasks:load"]) == played
+    # A shared scope must hold the successes of several steps of 128 episodes with 30 entries each.
+    assert (played.memory.capacity, load_settings().memory.capacity >= 20 * 128 * 30) == (1000, True)
     for other in (load_settings("cpu", layer=mine), load_settings()):
         assert (other.agent.env, other.tasks.args, other.memory.scope) == ({}, {}, "all-tasks")
         assert (other.algorithm.success_return, other.algorithm.failure_return) == (1, 0)

@@ -299,15 +299,18 @@ def test_a_checkpoint_keeps_what_its_lora_learned_in_small_steps(tmp_path: Path,
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(checkpoints.subprocess, "run", merging)
-    for dtype, tolerance in (("bfloat16", 0.1), ("float32", 1e-3)):
-        monkeypatch.setattr(checkpoints, "fast_dtype", lambda dtype=dtype: dtype)
-        after = load_file(checkpoints.merged(tmp_path) / "model.safetensors")
+    checkpoint = tmp_path / "run" / "checkpoints" / "global_step_2"
+    checkpoint.mkdir(parents=True)
+    monkeypatch.setattr(checkpoints, "fast_dtype", lambda: "float32")
+    for device, dtype, tolerance in (("gpu", "bfloat16", 0.1), ("cpu", "float32", 1e-3)):  # on which it was trained
+        (tmp_path / "run" / "config.yaml").write_text(f"hardware: {{device: {device}}}")
+        after = load_file(checkpoints.merged(checkpoint) / "model.safetensors")
         name = "model.layers.0.mlp.down_proj.weight"
         assert after[name].dtype == getattr(torch, dtype)
         exact, found = up @ down, after[name].float() - before[name].float()
         assert float((found * exact).sum() / exact.square().sum()) == pytest.approx(1, abs=tolerance)
         assert all(torch.equal(after[each].to(before[each].dtype), before[each]) for each in before.keys() - {name})
-        shutil.rmtree(tmp_path / "merged")
+        shutil.rmtree(checkpoint / "merged")
 
 
 @pytest.mark.parametrize("nested", [False, True])

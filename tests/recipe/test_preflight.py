@@ -19,6 +19,7 @@ from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.launcher import commands
+from empo2.recipe.preflight import settings_checks
 from empo2.recipe.preflight.checks import PLAYED, SERVED, SETTINGS, look, require
 from empo2.recipe.preflight.start import Start
 
@@ -229,6 +230,41 @@ def test_a_sweep_is_refused_before_its_first_run(here: Path, capfd: pytest.Captu
     printed = capfd.readouterr()
     assert printed.err.startswith("empo2: error: bad-1: memory.state='no_such:state': cannot be imported")
     assert not (here / "runs" / "arms").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (
+            "model.max_context_tokens=9000",
+            "model.max_context_tokens=9000: smollm2-135m-instruct reads 8192 at most; lower",
+        ),
+        (
+            "hardware.tensor_parallel=2",
+            "tensor_parallel=2: must divide the 9 attention heads of .*; take one of 1, 3, 9",
+        ),
+    ],
+)
+def test_what_vllm_refuses_of_a_model_is_refused_at_once(here: Path, changed: str, says: str) -> None:
+    gpus = ["hardware.device=gpu", "hardware.gpus_per_node=2"]
+    with pytest.raises(ConfigError, match=says):
+        settings_checks.model(Start(load_settings("cpu", [*gpus, changed])))
+    settings_checks.model(Start(load_settings("cpu", gpus)))
+
+
+def test_a_cluster_that_is_not_there_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    def look(*_: Any, seconds: float, **__: Any) -> Any:
+        looks.append(seconds)
+        raise ConfigError("hardware.ray_address='auto': no Ray cluster runs there")
+
+    monkeypatch.setattr("empo2.recipe.preflight.start.cluster.look_at_cluster", look)
+    start = Start(load_settings("gpu", ["hardware.ray_address=auto"]), seconds=600, served="m")
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="no Ray cluster"):
+            assert start.gpus
+    assert looks == [600]
 
 
 def test_a_training_without_a_dense_model_is_refused_and_serving_it_is_not(here: Path) -> None:

@@ -20,13 +20,32 @@ from ..processes import until
 
 def test_names_of_secrets() -> None:
     secrets = ("HF_TOKEN", "WANDB_API_KEY", "agl_key", "apiKey", "key", "db_password", "PWD")
-    for name in (*secrets, "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"):
+    others = (
+        "PGPASSWORD",
+        "SSHPASS",
+        "DB_PASS",
+        "dbpassword",
+        "accesskey",
+        "SSH_PASSPHRASE",
+        "JUDGE_AUTH",
+        "GITHUB_PAT",
+    )
+    for name in (
+        *secrets,
+        *others,
+        "SESSION_COOKIE",
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+    ):
         assert is_secret(name), name
     for name in (
         "max_tokens",
         "tokenizer",
         "prompt_key",
         "keyboard",
+        "pass_rate",
+        "author",
+        "PATH",
         "SCIENCEWORLD_MAX_TOKENS",
         "answer_key",
         "answerKey",
@@ -47,6 +66,7 @@ def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
         "list": ["a hf_0123456789 b", {"password": "12"}, "Basic cHVibGljOnNlY3JldA== of x-team=1"],
         "url": "https://me:pass@host/x",
         "line": "MY_API_KEY=tvly-123456 play --api-key 'sk-123456' --token-file a/token.txt --key {MY_KEY_OF}",
+        "judge": "PGPASSWORD=hunter2hunter2 ask -H 'Authorization: Bearer sk-abc123456' 'basic understanding'",
         "key": None,
         "max_tokens": 7,
     }
@@ -56,11 +76,12 @@ def test_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
         "list": [f"a {MASK} b", {"password": MASK}, f"Basic {MASK} of x-team=1"],
         "url": f"https://{MASK}@host/x",
         "line": f"MY_API_KEY={MASK} play --api-key '{MASK}' --token-file a/token.txt --key {{MY_KEY_OF}}",
+        "judge": f"PGPASSWORD={MASK} ask -H 'Authorization: Bearer {MASK}' 'basic understanding'",
         "key": None,
         "max_tokens": 7,
     }
     masked = [name for name, value in flat(redacted(values)) if MASK in str(value)]
-    assert masked == ["env.OPENAI_API_KEY", "env.LINE", "list", "url", "line"]
+    assert masked == ["env.OPENAI_API_KEY", "env.LINE", "list", "url", "line", "judge"]
 
 
 def test_a_wrong_setting_is_named_without_its_secret() -> None:

@@ -221,7 +221,7 @@ def test_a_run_that_began_with_other_settings_is_refused(tmp_path: Path):
     (tmp_path / "a-1").mkdir()
     check_settings([trial], tmp_path)  # a run that has not begun
     write_settings(trial.settings, tmp_path / "a-1")
-    check_settings(trials("run.steps=99", "hardware.kv_cache=1"), tmp_path)
+    check_settings(trials("run.steps=99", "hardware.kv_cache=1", "agent.concurrency=2"), tmp_path)
     with pytest.raises(ConfigError, match=r"a-1: .* began with algorithm\.clip_low=0\.2, the sweep now has 0\.1; give"):
         check_settings(trials("algorithm.clip_low=0.1"), tmp_path)
     (tmp_path / "a-1" / "metrics.jsonl").write_text('{"step": 6}\n{"st')

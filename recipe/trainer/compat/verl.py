@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -113,6 +114,18 @@ def push_unrounded_weights() -> None:
     model.convert_weight_keys = renamed
 
 
+def push_through_own_sockets() -> None:
+    """Name the sockets of the weight push by the run, too.
+
+    verl 0.8 names them by the Ray job (``ServerAdapter.__init__``, ``vLLMHttpServer.__init__``), and each Ray that a
+    run starts calls its first job 01000000: of two runs on a host one hung, or vLLM got the other run's weights.
+    """
+    from ray.runtime_context import RuntimeContext
+
+    job_of = RuntimeContext.get_job_id
+    RuntimeContext.get_job_id = lambda self: f"{job_of(self)}-{os.environ.get(ray_environment.RUN, '')}"
+
+
 def push_merged_lora(*, exact: bool) -> None:
     """Copy the merged weights that verl pushes to vLLM with ``model.lora.merge``.
 
@@ -191,6 +204,7 @@ if importlib.util.find_spec("flash_attn") is None:
 ray_environment.use_network()
 listen_at_the_master_address()
 exact = ray_environment.device() == "cpu" and fast_dtype() == "float32"
+push_through_own_sockets()
 push_merged_lora(exact=exact)
 keep_lora_trainable()
 if ray_environment.device() == "cpu":
