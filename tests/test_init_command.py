@@ -186,6 +186,24 @@ def test_an_address_of_its_own_is_said_before_what_came_of_it(init, tmp_path):
     assert "Connection refused" in log and f"has all that the agent wrote, {len(log.splitlines())} lines" in printed
 
 
+def test_what_training_would_refuse_or_end_is_not_written(init, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text(
+        '{"q": "a", "hint": "b", "a-b": 1, "a.b": 2}\n{"q": "c", "a-b": 1, "a.b": 2}\n'
+    )
+    secret = ("--env", "KEY=my-secret-key", "--time-limit", "400")
+    options = ("--command", "python play.py", "--tasks", "tasks.jsonl", *secret)
+    assert "training, row 1: has no field 'hint'" in init(*options, "--env", "HINT=input.hint")[1]
+    code, printed = init(*options, code="chat(messages)\nimport os, sys\nsys.exit(os.environ['KEY'] + 'x' * 9999)")
+    assert code == 1 and "my-secret-key" not in printed and max(map(len, printed.splitlines())) < 2000
+    code, printed = init(*options, code=WHOLE + "import os\nopen(os.environ['EMPO2_REWARD_FILE'], 'w').write('1')")
+    assert code == 0, printed
+    written = (tmp_path / "empo2.yaml").read_text()
+    assert "time_limit: 400" in written and "TASK_Q" in written and "HINT" not in written and "a.b" not in written
+    assert (tmp_path / "empo2.yaml").stat().st_mode & 0o777 == 0o600 and "which has secrets" in printed
+    (tmp_path / "tasks.jsonl").write_text('{"a-b": 1, "a_b": 2}\n' * 2)
+    assert "fields 'a-b' and 'a_b' would both be TASK_A_B" in init(*options, "--force")[1]
+
+
 @pytest.mark.parametrize("code", ["import a_package_of_mine", "open('of_mine.txt')"])
 def test_what_is_not_found_is_no_connection_that_failed(init, code):
     ended, printed = init(*COMMAND, code=code)
@@ -354,7 +372,9 @@ def test_tasks_that_are_made_up_are_not_trained_and_nothing_is_overwritten_unask
 
     code, printed = init(*COMMAND, "--env", "Q=input.quest", "--force")
     assert code == 2
-    assert "agent.env: the tasks have no 'input.quest'; they have ['made_up', 'secret', 'top']" in printed
+    assert (
+        "training, row 0: has no field 'quest', which agent.env names; it has ['made_up', 'secret', 'top']" in printed
+    )
 
     assert init(*COMMAND, *env, "--force")[0] == 0
     assert (settings.read_text(), tasks.read_text()) == (written, mine)
@@ -363,7 +383,7 @@ def test_tasks_that_are_made_up_are_not_trained_and_nothing_is_overwritten_unask
 def test_variables_and_rewards_are_written_as_they_are_given() -> None:
     """YAML reads ON as a truth value, and six digits are too few for some rewards."""
     text = config_text(Path("empo2.yaml"), agent="a:A", source="tasks.csv", variables={"ON": "input.on"},
-                       scope="all-tasks", rewards=(-1.0, 1234567.5))  # fmt: skip
+                       scope="all-tasks", rewards=(-1.0, 1234567.5), seconds=60)  # fmt: skip
     settings = load_settings(layer=parse_yaml(text))
     assert settings.agent.env == {"ON": "input.on"}
     assert (settings.algorithm.failure_return, settings.algorithm.success_return) == (-1, 1234567.5)

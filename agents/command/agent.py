@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +21,7 @@ _TAIL_BYTES = 16_384
 _REASON_CHARACTERS = 400
 # Not "${NAME}", which is shell syntax.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
+_SHELL, _SHELL_CODE = re.compile(r"(?:.*/)?(?:ba|da|z|k)?sh"), re.compile(r"-[a-z]*c")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -89,7 +91,8 @@ def parse(text: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str, s
     """Split ``AGENT_COMMAND`` into an argument list and the variables that it sets.
 
     Raises:
-        ValueError: it is empty, has an unbalanced quote, names an unknown variable, or a program that does not exist.
+        ValueError: it is empty, has an unbalanced quote, names an unknown variable or a program that does not exist, or
+            lets a shell run a variable as code.
     """
 
     def fill(word: str) -> str:
@@ -102,6 +105,10 @@ def parse(text: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str, s
     for name in _PLACEHOLDER.findall(text):
         if name not in environ:
             raise ValueError(f"AGENT_COMMAND={text!r}: no variable {name} is set; agent.env sets the task's")
+    for flag, word in pairwise(words):
+        if _SHELL_CODE.fullmatch(flag) and any(map(_SHELL.fullmatch, words)) and (found := _PLACEHOLDER.search(word)):
+            fix = f'write "${found[1]}" there, which is no code'
+            raise ValueError(f"AGENT_COMMAND={text!r}: a shell would run what {found[0]} holds; {fix}")
     variables = {}
     while words and (match := _ASSIGNMENT.fullmatch(words[0])):
         variables[match[1]] = fill(match[2])
@@ -110,7 +117,10 @@ def parse(text: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str, s
         raise ValueError(f"AGENT_COMMAND={text!r}: names no command; give one, such as 'python play.py'")
     command = [fill(word) for word in words]
     if shutil.which(command[0], path={**environ, **variables}.get("PATH")) is None:
-        raise ValueError(f"AGENT_COMMAND={text!r}: there is no program {command[0]!r}; give its path")
+        said = f"there is no program {command[0]!r}; give its path"
+        if os.path.isfile(command[0]):
+            said = f"{command[0]!r} may not be executed: chmod +x, or 'sh {command[0]}'"
+        raise ValueError(f"AGENT_COMMAND={text!r}: {said}")
     return command, variables
 
 

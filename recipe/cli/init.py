@@ -11,7 +11,9 @@ import typer
 
 from empo2.recipe.config import Settings, load_settings, parse_yaml, with_task_files
 from empo2.recipe.errors import ConfigError, Empo2Error
+from empo2.recipe.messages import shortened
 from empo2.recipe.printed import printable, say
+from empo2.recipe.redaction import redacted
 
 EXAMPLES = """\b
 examples:
@@ -21,6 +23,7 @@ examples:
   empo2 init --command 'claude -p {TASK} --model policy' --env TASK=input.task --tasks tasks.csv --calls
   empo2 init --config empo2.yaml --reply '{"name": "look", "arguments": {}}' --reply done   # check again
 """
+_LINE_CHARACTERS = 1000
 _OUTPUT_LINES = 12
 
 
@@ -97,6 +100,7 @@ def init(
     from empo2.recipe.files.tool_calls import tool_support
     from empo2.recipe.gateway.tips.state import StateReader
     from empo2.recipe.launcher.processes import ending_descendants
+    from empo2.recipe.preflight.agent import check_fields
     from empo2.recipe.preflight.checks import AGENT, require
     from empo2.recipe.preflight.server import check_server
     from empo2.recipe.preflight.start import Start
@@ -137,9 +141,10 @@ def init(
             output,
             agent=agent or starter.COMMAND_AGENT,
             source=starter.source_beside(source, output),
-            variables=starter.all_variables(variables, command, rows[0]),
+            variables=starter.all_variables(variables, command, rows),
             scope=chosen.fields,
             rewards=rewards or (0.0, 1.0),
+            seconds=time_limit,
         )
         layer = with_task_files(parse_yaml(drafts[output]), output.parent)
         about_scope = _scope_line(chosen, others, trial, len({json.dumps(row, sort_keys=True) for row in rows}))
@@ -148,6 +153,7 @@ def init(
             raise ConfigError(f"{output} exists and differs: --force overwrites it, --config {output} checks it")
         if not output.absolute().parent.is_dir():
             raise ConfigError(f"{output}: No such file or directory")
+    check_fields(settings, f"tasks.source={settings.tasks.source!r}, training", rows)
     require(Start(settings), AGENT)
     reader = StateReader(settings.memory)
     name = _name_of(settings, rows[0])
@@ -179,8 +185,9 @@ def init(
     if calls:
         print("\n".join(["", *call_lines(trace.calls, told, settings.memory.searched), ""]))
     if trace.exit_code != 0:
-        for line in _own_words(trace.output).strip().splitlines()[-_OUTPUT_LINES:]:
-            print(f"       | {printable(line)}")
+        said = redacted(dict(settings.agent.env) | {"": _own_words(trace.output)})[""]
+        for line in said.strip().splitlines()[-_OUTPUT_LINES:]:
+            print(f"       | {printable(shortened(line, _LINE_CHARACTERS))}")
     if trace.output.strip():
         log = (config or output).with_suffix(".init.log")
         _write(log, trace.output, 0o600)  # chats are for their owner only
@@ -200,8 +207,9 @@ def init(
     if about_scope:
         say("scope", about_scope)
     for file, text in drafts.items():
-        _write(file, text)
-        say("wrote", str(file))
+        has_secrets = file == output and redacted(dict(settings.agent.env)) != dict(settings.agent.env)
+        _write(file, text, 0o600 if has_secrets else 0o666)
+        say("wrote", f"{file}, which has secrets, for you alone" if has_secrets else str(file))
     if any(row.get(starter.MADE_UP) for row in rows):
         say("note", "the tasks are made up: put yours into my_tasks.py, or give tasks.source=FILE.jsonl, then train")
     command = " ".join(["empo2 train --profile", profile, "--config", str(config or output), *changes])

@@ -35,7 +35,7 @@ agent:
   class: {agent}
   env:                 # the agent's variables: values from its task ("input.x"), or literals
 {env}
-  time_limit: 300      # seconds; then the rollout is killed and counted as failed
+  time_limit: {time_limit}      # seconds; then the rollout is killed and counted as failed
 tasks:
   source: {source}
 memory:
@@ -80,10 +80,24 @@ def tasks_module(tasks: Sequence[Mapping[str, Any]]) -> str:
     return _TASKS.format(rows="\n".join(f"        {{{row}}}," for row in rows).replace("'", '"'))
 
 
-def all_variables(variables: Mapping[str, str], command: str | None, task: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``agent.env``: the given variables, the command line, and all fields of a task if none of them is one."""
+def all_variables(
+    variables: Mapping[str, str], command: str | None, tasks: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    """Return ``agent.env``: the given variables, the command line, and the fields of all tasks if none of them is one.
+
+    Raises:
+        ConfigError: two fields would be one variable.
+    """
     if not any(value.partition(".")[0] == "input" for value in variables.values()):
-        fields = {f"TASK_{re.sub(r'\W', '_', name).upper()}": f"input.{name}" for name in task if name != MADE_UP}
+        fields: dict[str, str] = {}
+        for name in tasks[0]:
+            if name == MADE_UP or "." in name or not all(name in task for task in tasks):
+                continue
+            variable = f"TASK_{re.sub(r'\W', '_', name).upper()}"
+            if variable in fields:
+                other = fields[variable].removeprefix("input.")
+                raise ConfigError(f"tasks: their fields {other!r} and {name!r} would both be {variable}; give --env")
+            fields[variable] = f"input.{name}"
         variables = {**fields, **variables}
     return {**({"AGENT_COMMAND": command} if command else {}), **variables}
 
@@ -125,12 +139,15 @@ def config_text(
     variables: Mapping[str, str],
     scope: str | list[str],
     rewards: tuple[float, float],
+    seconds: float,
 ) -> str:
-    """Return the configuration of an agent; ``rewards`` are the worst and the best."""
+    """Return the configuration of an agent; ``rewards`` are the worst and the best, ``seconds`` its run's limit."""
     worst, best = (int(each) if each.is_integer() else each for each in rewards)
     env = "\n".join(f"    {_yaml(name)}: {_yaml(value)}" for name, value in variables.items())
     written = {name: _yaml(value) for name, value in {"agent": agent, "source": source, "scope": scope}.items()}
-    return _CONFIG.format(file=file, env=env, worst=worst, best=best, **written)
+    return _CONFIG.format(
+        file=file, env=env, time_limit=max(300, math.ceil(seconds)), worst=worst, best=best, **written
+    )
 
 
 def _yaml(value: Any) -> str:

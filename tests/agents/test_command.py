@@ -114,6 +114,7 @@ def test_a_wrong_variable_is_named(run, name):
         ("no-such-program x", "there is no program 'no-such-program'"),
         ("PATH=/nowhere sh", "there is no program 'sh'"),
         ("sh -c 'x", "No closing quotation"),
+        ("A=1 /bin/bash -lc 'play {C}'", 'a shell would run what {C} holds; write "$C" there'),
         ("sh {TASK}", "no variable TASK is set"),
     ],
 )
