@@ -187,12 +187,11 @@ def test_an_address_of_its_own_is_said_before_what_came_of_it(init, tmp_path):
 
 
 def test_what_training_would_refuse_or_end_is_not_written(init, tmp_path):
-    (tmp_path / "tasks.jsonl").write_text(
-        '{"q": "a", "hint": "b", "a-b": 1, "a.b": 2}\n{"q": "c", "a-b": 1, "a.b": 2}\n'
-    )
+    row = {"q": "a", "a-b": 1, "a.b": 2}
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, (row | {"hint": "b"}, row, row | {"hint": "b"}))))
     secret = ("--env", "KEY=my-secret-key", "--time-limit", "400")
     options = ("--command", "python play.py", "--tasks", "tasks.jsonl", *secret)
-    assert "training, row 1: has no field 'hint'" in init(*options, "--env", "HINT=input.hint")[1]
+    assert "has no field 'hint', which agent.env names" in init(*options, "--env", "HINT=input.hint")[1]
     code, printed = init(*options, code="chat(messages)\nimport os, sys\nsys.exit(os.environ['KEY'] + 'x' * 9999)")
     assert code == 1 and "my-secret-key" not in printed and max(map(len, printed.splitlines())) < 2000
     code, printed = init(*options, code=WHOLE + "import os\nopen(os.environ['EMPO2_REWARD_FILE'], 'w').write('1')")
