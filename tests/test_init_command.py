@@ -1,5 +1,6 @@
 """empo2 init: real agents, run once before agent-lightning's real gateway, and what the user is told of them."""
 
+import json
 import re
 import sys
 from collections.abc import Callable
