@@ -198,7 +198,7 @@ def test_what_training_would_refuse_or_end_is_not_written(init, tmp_path):
     code, printed = init(*options, code=WHOLE + "import os\nopen(os.environ['EMPO2_REWARD_FILE'], 'w').write('1')")
     assert code == 0, printed
     written = (tmp_path / "empo2.yaml").read_text()
-    assert "time_limit: 400" in written and "TASK_Q" in written and "HINT" not in written and "a.b" not in written
+    assert "time_limit: 400" in written and "TASK_Q" in written and "HINT" not in written and "input.a.b" not in written
     assert (tmp_path / "empo2.yaml").stat().st_mode & 0o777 == 0o600 and "which has secrets" in printed
     (tmp_path / "tasks.jsonl").write_text('{"a-b": 1, "a_b": 2}\n' * 2)
     assert "fields 'a-b' and 'a_b' would both be TASK_A_B" in init(*options, "--force")[1]
