@@ -282,15 +282,16 @@ def test_a_checkpoint_keeps_what_its_lora_learned_in_small_steps(tmp_path: Path,
 
     torch.manual_seed(0)
     sizes: Any = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32)).to(torch.bfloat16)
+    model: Any = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32))
+    model = model.to(torch.bfloat16)
     actor = tmp_path / "of verl's merger"
-    model.save_pretrained(actor)
+    model.save_pretrained(str(actor))
     AutoTokenizer.from_pretrained(resolve_model(SMOLLM2)).save_pretrained(actor)
     before = load_file(actor / "model.safetensors")
     lora = get_peft_model(model, LoraConfig(r=64, lora_alpha=64, target_modules=["down_proj"]))
     (up,) = (weight for name, weight in lora.named_parameters() if "lora_B" in name)
     up.data = 5e-5 * torch.randn(up.shape).sign()
-    lora.save_pretrained(actor / "lora_adapter")
+    lora.save_pretrained(str(actor / "lora_adapter"))
     learned = load_file(actor / "lora_adapter" / "adapter_model.safetensors")
     down, up = (next(weight for name, weight in learned.items() if half in name) for half in ("lora_A", "lora_B"))
 
