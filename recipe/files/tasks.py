@@ -110,7 +110,7 @@ def _checked(rows: Sequence[Any], source: str) -> Rows:
     for number, row in enumerate(rows):
         try:
             checked.append(dict(row))
-            json.dumps(checked[-1], allow_nan=False)
+            json.dumps(checked[-1], allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
             raise ConfigError(f"tasks.source={source!r}: row {number} is not JSON-like: {error}") from None
     return checked

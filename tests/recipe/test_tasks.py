@@ -114,6 +114,9 @@ def test_tasks_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     module.load = lambda: (TRAIN, [{"task": "a", "hint": math.nan}])  # as pandas has what is missing
     with pytest.raises(ConfigError, match=r"row 0 is not JSON-like: Out of range float values"):
         loaded()
+    module.load = lambda: (TRAIN, [{"task": "half a pair \ud83d"}])
+    with pytest.raises(ConfigError, match=r"row 0 is not JSON-like: .*surrogates not allowed"):
+        loaded()
     module.load = lambda: (TRAIN, [{"task": "a"}])
     with pytest.raises(ConfigError, match=r"memory\.scope.*no field 'variation'"):
         loaded("run.validate_with_memory=true")
