@@ -319,7 +319,7 @@ def _make_read_only(path: str) -> None:
 
 def _hide_files() -> None:
     _make_read_only("/")
-    for folder in ("/tmp", "/dev/shm", "/run"):  # multiprocessing's; sockets of the machine's services
+    for folder in ("/tmp", "/dev/shm", "/run"):  # the second is multiprocessing's, the third has services' sockets
         if os.path.isdir(folder):
             _mount("tmpfs", folder, "tmpfs", data=f"mode=1777,size={_DISK}")
 

@@ -27,11 +27,11 @@ TRACES_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_EN
 VLLM_TRACES = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_SERVICE_NAME": "vllm"}  # it would take gRPC
 _TRACES = "/v1/traces"
 
-Probability = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(gt=0)]
 # Where and how fast episodes are played decides no result.
 NO_RESULT = frozenset({"agent.concurrency", "memory.embedder_threads", "memory.embedder_device"})
 
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 _Path = Annotated[str, AfterValidator(os.path.expanduser)]  # `~` stays in `run.directory=~/runs`, as bash has it
 
@@ -306,6 +306,10 @@ class Hardware(_Section):
     kv_cache: Positive
 
     @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
     def cluster(self) -> str | None:
         """Address of the Ray cluster that the trainer joins; None: it starts Ray itself, for itself."""
         return self.ray_address or os.environ.get("RAY_ADDRESS") or None
@@ -500,7 +504,7 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         yield f"model.max_context_tokens={model.max_context_tokens}: must hold {parts}"
     if hardware.nodes > 1 and hardware.cluster is None:
         yield f"hardware.nodes={hardware.nodes}: give their Ray cluster as hardware.ray_address=auto (docs/cluster.md)"
-    gpus, each = hardware.nodes * hardware.gpus_per_node, hardware.gpus_per_node
+    gpus, each = hardware.gpus, hardware.gpus_per_node
     if each % hardware.tensor_parallel:
         yield f"hardware.tensor_parallel={hardware.tensor_parallel}: must divide the {each} GPUs of a node"
     if algorithm.distills and algorithm.off_policy_old_log_probs == "tip-free":
@@ -550,7 +554,7 @@ def warnings_of(settings: Settings) -> Iterator[str]:
     if hardware.device == "gpu" and hardware.micro_batch > 1:
         why = "rows of different lengths get a dense mask, for which PyTorch has no flash kernel; 1 is faster"
         yield f"hardware.micro_batch={hardware.micro_batch}: {why}"
-    episodes, gpus = algorithm.tasks_per_step * algorithm.rollouts_per_task, hardware.nodes * hardware.gpus_per_node
+    episodes, gpus = algorithm.tasks_per_step * algorithm.rollouts_per_task, hardware.gpus
     if hardware.device == "gpu" and algorithm.updates_per_step > 1 and episodes < algorithm.updates_per_step * gpus:
         few = f"an update has {episodes / algorithm.updates_per_step:.3g} rows for {gpus} GPUs, and the others wait"
         yield f"algorithm.updates_per_step={algorithm.updates_per_step}: {few}; take {max(1, episodes // gpus)}"

@@ -14,7 +14,7 @@ _SECRET_WORDS = frozenset(
     | {"auth", "authorization", "passphrase", "passcode", "cookie"}
 )
 _SECRET_ENDS = ("password", "passwd", "secret", "apikey", "accesskey", "sshpass")  # of a word, as in PGPASSWORD
-_LAST = (["pass"], ["pat"])  # words, as in DB_PASS
+_LAST_WORDS = ("pass", "pat")  # of a name, as in DB_PASS
 _HEADERS = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?HEADERS")  # authorization=Bearer KEY,...
 # Columns of verl's data sets, and a field of tasks.
 _NO_SECRETS = frozenset({"prompt_key", "reward_fn_key", "image_key", "video_key", "audio_key", "teacher_key"}) | {
@@ -38,7 +38,8 @@ def is_secret(name: str) -> bool:
     if name in _NO_SECRETS:
         return False
     words = [word.lower() for word in _WORDS.findall(_OF_MODELS_TOKENS.sub("", name))]
-    return any(map(_is_secret_word, words)) or words[-1:] in _LAST or bool(_HEADERS.fullmatch(name))
+    last = words[-1] if words else ""
+    return any(map(_is_secret_word, words)) or last in _LAST_WORDS or bool(_HEADERS.fullmatch(name))
 
 
 def _is_secret_word(word: str) -> bool:
@@ -93,4 +94,4 @@ def _without_secrets(name: str, value: Any, known: Iterable[str]) -> Any:
 
 def _without_its_value(given: re.Match[str]) -> str:
     last = _WORDS.findall(given[1])[-1].lower()  # which tells what it is: no `--token-file`
-    return f"{given[1]}{given[2]}{MASK}" if _is_secret_word(last) or [last] in _LAST else given[0]
+    return f"{given[1]}{given[2]}{MASK}" if _is_secret_word(last) or last in _LAST_WORDS else given[0]

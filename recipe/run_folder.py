@@ -28,7 +28,7 @@ CHECKPOINTS = "checkpoints"
 NODES = "nodes"  # logs of a cluster's nodes, which examples/cluster/train.sbatch begins before the run
 
 _COMPLETE = "complete"  # a list of the files with their sizes, written last, so that an incomplete checkpoint lacks it
-_BESIDE_MEMORY = tuple(f"{MEMORY_FILE}{suffix}" for suffix in (".lock", "-wal", "-shm"))  # while it is in use
+BESIDE_MEMORY = tuple(f"{MEMORY_FILE}{suffix}" for suffix in (".lock", "-wal", "-shm"))  # while it is in use
 _STEP = "global_step_"  # verl's
 
 
@@ -125,7 +125,7 @@ def mark_complete(folder: Path) -> None:
     files = {
         str(file.relative_to(folder)): file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name not in (_COMPLETE, temporary.name, *_BESIDE_MEMORY)
+        if file.is_file() and file.name not in (_COMPLETE, temporary.name, *BESIDE_MEMORY)
     }
     for path in (*files.values(), folder, *(path for path in folder.rglob("*") if path.is_dir())):
         _sync(path)

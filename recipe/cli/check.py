@@ -95,7 +95,7 @@ def _show_processes(settings: Settings, shape: Shape) -> None:
 
 def _show_gpus(settings: Settings, shape: Shape, card: Card) -> None:
     phases, limit = estimate.phases(settings, shape, card), estimate.USABLE * card.memory
-    gpus = estimate.gpus_of(settings)
+    gpus = settings.hardware.gpus
     print(f"\nGiB of each GPU of {gpus}, estimated; {shape.parameters / 1e9:.2f} billion parameters")
     print(f"  {'':30}" + "".join(f"{name:>14}" for name in phases))
     for name in dict.fromkeys(name for terms in phases.values() for name in terms):

@@ -185,7 +185,7 @@ def init(
     if calls:
         print("\n".join(["", *call_lines(trace.calls, told, settings.memory.searched), ""]))
     if trace.exit_code != 0:
-        said = redacted(dict(settings.agent.env) | {"": _own_words(trace.output)})[""]
+        said = redacted(settings.agent.env | {"": _own_words(trace.output)})[""]
         for line in said.strip().splitlines()[-_OUTPUT_LINES:]:
             print(f"       | {printable(shortened(line, _LINE_CHARACTERS))}")
     if trace.output.strip():
@@ -206,10 +206,11 @@ def init(
             print(f"note   {alike}")
     if about_scope:
         say("scope", about_scope)
+    has_secrets = redacted(settings.agent.env) != settings.agent.env
     for file, text in drafts.items():
-        has_secrets = file == output and redacted(dict(settings.agent.env)) != dict(settings.agent.env)
-        _write(file, text, 0o600 if has_secrets else 0o666)
-        say("wrote", f"{file}, which has secrets, for you alone" if has_secrets else str(file))
+        private = has_secrets and file == output
+        _write(file, text, 0o600 if private else 0o666)
+        say("wrote", f"{file}, which has secrets, for you alone" if private else str(file))
     if any(row.get(starter.MADE_UP) for row in rows):
         say("note", "the tasks are made up: put yours into my_tasks.py, or give tasks.source=FILE.jsonl, then train")
     command = " ".join(["empo2 train --profile", profile, "--config", str(config or output), *changes])

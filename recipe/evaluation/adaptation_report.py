@@ -1,7 +1,7 @@
 """The figures of adaptations by trial (returns, success, cumulative success, forgetting), printed and drawn."""
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,12 +125,12 @@ def curves(trials: Sequence[Sequence[Sequence[Result]]], groups: Groups, success
     """Return the curve of each measure, of results by seed and trial, all of one panel."""
     means = [[task_means(results, success_return) for results in seed] for seed in trials]
     found = {name: np.array([[_mean(trial[name], groups) for trial in seed] for seed in means]) for name in MEASURES}
+    solved = [_solved(seed, success_return) for seed in trials]
     by_group = [
-        [cumulative_success(_solved(seed, success_return, each)) for each in groups.values()] for seed in trials
+        [cumulative_success(each[:, np.isin(tasks, group)]) for group in groups.values()] for tasks, each in solved
     ]
     found["cumulative success %"] = 100 * np.mean(by_group, axis=1)
-    every = [index for group in groups.values() for index in group]
-    lost, failing = zip(*(forgetting(_solved(seed, success_return, every)) for seed in trials), strict=True)
+    lost, failing = zip(*(forgetting(each) for _, each in solved), strict=True)
     found["lost"], found["failing"] = np.array(lost, float), np.array(failing, float)
     with np.errstate(invalid="ignore", divide="ignore"):
         found["forgetting %"] = 100 * found["lost"] / found["failing"]
@@ -162,19 +162,19 @@ def _mean(tasks: Mapping[int, float], groups: Groups) -> float:
     return float(np.mean([np.mean(part) for part in parts if part])) if any(parts) else np.nan
 
 
-def _solved(trials: Sequence[Sequence[Result]], success_return: float, indices: Container[int]) -> np.ndarray:
-    """Return bool [trials, tasks * samples] of the tasks with these indices; each sample counts as a task of its own.
+def _solved(trials: Sequence[Sequence[Result]], success_return: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of tasks [tasks * samples], and bool [trials, tasks * samples], a column for each sample.
 
     One that failed by its agent is not solved; one that failed by the system is as in the trial before.
     """
-    keys = sorted({(each.index, each.sample) for results in trials for each in results if each.index in indices})
+    keys = sorted({(result.index, result.sample) for results in trials for result in results})
     places = {key: place for place, key in enumerate(keys)}
     solved = np.zeros((len(trials), len(keys)), bool)
     for trial, results in enumerate(trials):
         for result in results:
-            if (place := places.get((result.index, result.sample))) is not None:
-                if result.failed == FAILED_BY_SYSTEM:
-                    solved[trial, place] = trial > 0 and solved[trial - 1, place]
-                elif result.return_ is not None:
-                    solved[trial, place] = is_success(result.return_, success_return)
-    return solved
+            place = places[result.index, result.sample]
+            if result.failed == FAILED_BY_SYSTEM:
+                solved[trial, place] = trial > 0 and solved[trial - 1, place]
+            elif result.return_ is not None:
+                solved[trial, place] = is_success(result.return_, success_return)
+    return np.array([index for index, _ in keys]), solved

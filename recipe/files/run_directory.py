@@ -17,6 +17,7 @@ from empo2.recipe.errors import ConfigError
 from empo2.recipe.redaction import redacted
 from empo2.recipe.rollout_log import rollout_files, step_of_file
 from empo2.recipe.run_folder import (
+    BESIDE_MEMORY,
     CHECKPOINTS,
     CONFIG_FILE,
     EPISODES_FILE,
@@ -172,10 +173,11 @@ def _step_to_continue(settings: Settings, directory: Path) -> tuple[Path | None,
 
 def _check_gpus(settings: Settings, checkpoint: Path) -> None:
     """Refuse another number of GPUs: verl has a file of each, and does not deal them anew."""
-    nodes, each = settings.hardware.nodes, settings.hardware.gpus_per_node
+    hardware = settings.hardware
     of_first = next((checkpoint / "actor").glob("model_world_size_*_rank_0.pt"), None)
-    if of_first and (saved := int(of_first.name.split("_")[3])) != nodes * each:
-        said = f"hardware.nodes={nodes}, hardware.gpus_per_node={each}: {nodes * each} GPUs; {checkpoint} is of {saved}"
+    if of_first and (saved := int(of_first.name.split("_")[3])) != hardware.gpus:
+        given = f"hardware.nodes={hardware.nodes}, hardware.gpus_per_node={hardware.gpus_per_node}"
+        said = f"{given}: {hardware.gpus} GPUs; {checkpoint} is of {saved}"
         fix = "give as many, or make a model of it by `empo2 export`, and begin a run with model.path and memory.from"
         raise ConfigError(f"{said}; {fix}")
 
@@ -248,8 +250,8 @@ def put_memory(file: Path | None, folder: Path) -> None:
     """
     if file is not None and file.resolve() == (folder / MEMORY_FILE).resolve():
         raise ConfigError(f"--memory-from {file}: is in the folder of the results; copy it elsewhere and give the copy")
-    for suffix in ("", "-wal", "-shm", ".lock"):
-        (folder / f"{MEMORY_FILE}{suffix}").unlink(missing_ok=True)
+    for name in (MEMORY_FILE, *BESIDE_MEMORY):
+        (folder / name).unlink(missing_ok=True)
     if file is not None:
         copy_memory(file, folder / MEMORY_FILE)
 

@@ -8,7 +8,6 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
-import structlog
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID as DEFAULT_ATTEMPT_ID
 from agentlightning.schemas import TERMINAL_STATES, Event, RolloutCreate
 from agentlightning.schemas import Model as Server
@@ -40,8 +39,6 @@ from empo2.recipe.gateway.continued import Continuations
 from empo2.recipe.gateway.request import SERVED, Answer, Body, Next, Request, refusal, unless_hung_up
 from empo2.recipe.gateway.server_client import ServerAnswer, ServerClient
 from empo2.recipe.protocol import CONTINUED, MODEL_EVENT, REWARD_EVENT, RolloutTag, data_of, whole_events
-
-log = structlog.get_logger()
 
 # Answers after which a call is sent again. agentlightning 1.0.2 (`_is_retryable_status`) does so after a 500, too, an
 # error of the server itself: the agent would hear of it after 17 seconds, and its own client tries again.

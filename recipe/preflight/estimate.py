@@ -145,10 +145,6 @@ def shape_of(config: dict[str, Any]) -> Shape | None:
 Terms = dict[str, float]  # bytes of each part
 
 
-def gpus_of(settings: Settings) -> int:
-    return settings.hardware.nodes * settings.hardware.gpus_per_node
-
-
 def logits(settings: Settings, shape: Shape) -> float:
     """Return the bytes of logits at most, in the backward pass, if all of an episode is sampled.
 
@@ -164,7 +160,7 @@ def logits(settings: Settings, shape: Shape) -> float:
 
 def update_memory(settings: Settings, shape: Shape) -> Terms:
     """Return the bytes of each GPU in a backward pass, at the longest row: verl's FSDP2 engine, float32 shards."""
-    model, hardware, gpus = settings.model, settings.hardware, gpus_of(settings)
+    model, hardware, gpus = settings.model, settings.hardware, settings.hardware.gpus
     rank = model.lora_rank
     trained, frozen = shape.trained(rank), shape.parameters if rank else 0
     tokens = (model.max_prompt_tokens + model.max_episode_tokens) * hardware.micro_batch
@@ -283,7 +279,7 @@ def step_time(settings: Settings, shape: Shape, card: Card) -> Step | None:
     """
     if card.bandwidth is None or card.flops is None:
         return None
-    algorithm, gpus, split = settings.algorithm, gpus_of(settings), settings.hardware.tensor_parallel
+    algorithm, gpus, split = settings.algorithm, settings.hardware.gpus, settings.hardware.tensor_parallel
     episodes, engines = algorithm.tasks_per_step * algorithm.rollouts_per_task, gpus // split
     reflection = settings.reflection.max_tokens if algorithm.name == "empo2" else 0
     row = FIRST_PROMPT + TURNS * TURN
@@ -358,7 +354,7 @@ def cpu_memory(settings: Settings, shape: Shape, *, width: int) -> Terms:
     Args:
         width: bytes of a weight in vLLM and of an activation, 2 or 4: ``empo2.memory.cpu.fast_dtype``.
     """
-    model, workers = settings.model, gpus_of(settings)
+    model, workers = settings.model, settings.hardware.gpus
     tokens = (model.max_prompt_tokens + model.max_episode_tokens) * settings.hardware.micro_batch
     values = 5 * shape.intermediate + 14 * shape.hidden  # of a layer and token; all are kept: no checkpoints on CPUs
     trained = 16 * shape.trained(model.lora_rank) + (4 * shape.parameters if model.lora_rank else 0)

@@ -77,7 +77,7 @@ def gpu_memory(start: Start) -> Iterator[Finding]:
     if share <= 1:
         return
     fixes = " or ".join(estimate.remedies(settings, shape, card)[:2])
-    size = f"{estimate.gpus_of(settings)} GPUs of {card.memory / GIB:.0f} GiB (estimated by empo2 check)"
+    size = f"{settings.hardware.gpus} GPUs of {card.memory / GIB:.0f} GiB (estimated by empo2 check)"
     may = share <= _TOO_LARGE and start.pretended is None
     said = f"may not fit {size}; if memory runs out, change" if may else f"does not fit {size}; change"
     yield Finding(

@@ -310,7 +310,7 @@ def _translated(settings: Settings, model_path: str, run_directory: Path) -> dic
         f"{actor}.fsdp_config.param_offload": offload,
         f"{actor}.fsdp_config.optimizer_offload": offload,
         # The next layer's weights are gathered while this one computes, for one more layer in memory.
-        f"{actor}.fsdp_config.forward_prefetch": hardware.nodes * hardware.gpus_per_node > 1,
+        f"{actor}.fsdp_config.forward_prefetch": hardware.gpus > 1,
         f"{ref}.log_prob_micro_batch_size_per_gpu": hardware.micro_batch,
         f"{ref}.fsdp_config.param_offload": offload,
         f"{rollout}.name": "vllm",

@@ -5,7 +5,6 @@ A failure here is counted and costs the call its tips; the agent's call itself g
 
 import asyncio
 import time
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
@@ -16,7 +15,7 @@ from empo2.recipe.gateway import trace_names as names
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.chat_tokens import ChatTokens, tip_free_prompt
 from empo2.recipe.gateway.episodes.episode import Asked, Episode, Turn
-from empo2.recipe.gateway.episodes.tip_search import TipSearch, find_tips
+from empo2.recipe.gateway.episodes.tip_search import TipSearch, find_tips, withdraw_tips
 from empo2.recipe.gateway.logs import described
 from empo2.recipe.gateway.request import Body
 from empo2.recipe.gateway.services import Services
@@ -98,14 +97,8 @@ class ModelCall(PlainCall):
             return unlimited
         if not is_too_long(answer) or self.chat == self.body:
             return None
-        episode, counts = self.episode, self.services.metrics.counts
-        counts["tips_withdrawn"] += 1
-        episode.withdraw_tips()
-        # The policy has not seen those of the newest turn.
-        episode.shown -= Counter(self.tip_ids)
-        counts["tips_injected"] -= len(self.tip_ids)
-        episode.hits -= self.found.hit
-        counts["hits"] -= self.found.hit
+        episode = self.episode
+        withdraw_tips(self.services, episode, self.found, self.tip_ids)
         self.span.set({names.TIPS_SHOWN: 0, names.TIP_IDS: []})
         if self.tip_free is not None:
             self.tip_free.cancel()

@@ -10,7 +10,7 @@ import numpy as np
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.request import Body
-from empo2.recipe.gateway.tips.injection import Block, EpisodeTips
+from empo2.recipe.gateway.tips.injection import EpisodeTips
 from empo2.recipe.gateway.tokens.replies import Replies
 from empo2.recipe.messages import Message
 from empo2.recipe.protocol import RolloutTag
@@ -65,7 +65,6 @@ class Episode:
     hits: int = 0  # those of them that were sent with tips
     # Ids of the tips shown, each with the number of turns it was put into.
     shown: Counter[int] = field(default_factory=Counter)
-    first_tips: Block | None = None  # of its first search; None before it
     tip_tokens: int = 0  # the largest number of tip tokens in one of its prompts
     context_full: bool = False  # True if its last call was refused as too long for the model's context
     with_tools: bool = False  # True if one of its calls has offered tools
@@ -76,11 +75,6 @@ class Episode:
         asked = next((asked for asked in self.under_way if asked.content == content), Asked(content))
         self.under_way.append(asked)
         return asked
-
-    def withdraw_tips(self) -> None:
-        """Take the tips out of all turns so far: the prompt with them has outgrown the model's context."""
-        self.tips.blocks |= dict.fromkeys(self.tips.blocks, Block())
-        self.first_tips = Block()
 
 
 class Episodes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,9 +52,9 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
     )
     embedding, hit, turns = None, False, services.settings.memory.searched
     takes_tips = request.takes_tips and state and not (turns == "user-turns" and request.of_tool)
-    if takes_tips and turns == "first-turn" and episode.first_tips is not None:
+    if takes_tips and turns == "first-turn" and episode.tips.first is not None:
         if not request.carried:  # another chat, such as of an agent that sends the newest turns alone
-            request.put(episode.first_tips)
+            request.put(episode.tips.first)
     elif takes_tips:
         carried = [tip.text for block in request.carried for tip in block.tips]
         room = services.settings.memory.episode_tokens - _tokens(request) - _line_tokens(services, TIPS_HEADING) - 1
@@ -68,12 +69,27 @@ async def find_tips(services: Services, episode: Episode, body: Body) -> TipSear
             episode.hits += hit
             services.metrics.counts["hits"] += hit
         request.put(block)
-        episode.first_tips = episode.first_tips or block
+        episode.tips.first = episode.tips.first or block
         if request.newest is block:
             episode.shown.update(tip.id for tip in block.tips)
             services.metrics.counts["tips_injected"] += len(block.tips)
     episode.tip_tokens = max(episode.tip_tokens, _tokens(request))
     return TipSearch(state, embedding, request, hit)
+
+
+def withdraw_tips(services: Services, episode: Episode, found: TipSearch, newest: Sequence[int]) -> None:
+    """Take the tips out of all turns so far, and take back what `find_tips` has counted.
+
+    Args:
+        newest: ids of those of the newest turn, which the policy has not seen.
+    """
+    counts = services.metrics.counts
+    episode.tips.withdraw()
+    episode.shown -= Counter(newest)
+    episode.hits -= found.hit
+    counts["tips_withdrawn"] += 1
+    counts["tips_injected"] -= len(newest)
+    counts["hits"] -= found.hit
 
 
 async def _search(

@@ -35,6 +35,12 @@ class EpisodeTips:
     chats: dict[str, list[Message]] = field(default_factory=dict)
     # The same, by a prompt with the reply to it, which a new prompt may extend.
     answered: dict[str, list[Message]] = field(default_factory=dict)
+    first: Block | None = None  # of the first search; None before it
+
+    def withdraw(self) -> None:
+        """Take the tips out of all turns so far: the prompt with them has outgrown the model's context."""
+        self.blocks |= dict.fromkeys(self.blocks, Block())
+        self.first = Block()
 
     def chat_of(self, prompt: str) -> list[Message]:
         """Return a prompt as a chat: what it extends, and a turn of what is new."""
