@@ -66,17 +66,17 @@ def _show_estimate(start: Start) -> None:
         print(f"\nmodel.path={settings.model.path}: its size is unknown, so that memory and time are not estimated")
     elif settings.hardware.device == "cpu":
         _show_processes(settings, start.shape)
-    elif start.gpus.cards:
-        _show_gpus(settings, start.shape, min(start.gpus.cards, key=lambda card: card.memory))
+    elif start.card is not None:
+        _show_gpus(settings, start.shape, start.card)
 
 
 def _show_slurm(start: Start) -> None:
     """Say what a job needs by the estimate: memory with a fifth in reserve; the time is the least."""
-    settings, cards = start.settings, start.gpus.cards
+    settings, card = start.settings, start.card
     wanted = sum(memory_parts(settings, start.shape).values())
     hardware, memory = settings.hardware, f"{1.2 * wanted / GIB:.0f}G"
     asked = [f"--nodes={hardware.nodes} --gpus-per-node={hardware.gpus_per_node} --mem={memory}"]
-    if cards and start.shape is not None and (step := estimate.step_time(settings, start.shape, cards[0])) is not None:
+    if card and start.shape is not None and (step := estimate.step_time(settings, start.shape, card)) is not None:
         minutes = settings.run.steps * (step.generation + step.update) / 60
         asked.append(f"--time={minutes:.0f}  # minutes, at the least")
     print(f"\nSlurm, estimated: sbatch {' '.join(asked)}")
@@ -94,7 +94,7 @@ def _show_processes(settings: Settings, shape: Shape) -> None:
 
 
 def _show_gpus(settings: Settings, shape: Shape, card: Card) -> None:
-    phases, limit = estimate.phases(settings, shape, card), estimate.USABLE * card.memory
+    phases, limit = estimate.phases(settings, shape, card), card.usable
     gpus = settings.hardware.gpus
     print(f"\nGiB of each GPU of {gpus}, estimated; {shape.parameters / 1e9:.2f} billion parameters")
     print(f"  {'':30}" + "".join(f"{name:>14}" for name in phases))
@@ -104,7 +104,7 @@ def _show_gpus(settings: Settings, shape: Shape, card: Card) -> None:
     room = estimate.sequences(settings, shape, card)
     fitting = [size <= limit and (name != "generation" or room >= 1) for name, size in zip(phases, sums, strict=True)]
     print(f"  {'sum (* its largest part)':30}" + "".join(f"{_gib(size):>14}" for size in sums))
-    label = f"of {_gib(limit)} (95 % of {_gib(card.memory)})"
+    label = f"of {_gib(limit)} (95 % of {_gib(card.memory)}{f' - {_gib(card.taken)}' if card.taken > GIB else ''})"
     print(f"  {label:30}" + "".join(f"{'fits' if good else 'TOO LARGE':>14}" for good in fitting))
     held = f"{max(0, room):.0f} sequences of {settings.model.max_context_tokens:,} tokens"
     print(f"  The cache of each vLLM holds {held}.")

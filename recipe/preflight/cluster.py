@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def look_at_cluster(
         here, _ = facts_of(model, file, hardware.network)
         for address, answer in _ask_nodes(hardware.gpus_per_node, model, file, hardware.network).items():
             there, gpus = answer if isinstance(answer, tuple) else ({}, Gpus([]))
-            cards += gpus.cards
+            cards += [replace(card, taken=0) for card in gpus.cards]  # of several jobs: Ray knows which are free
             said = [answer] if isinstance(answer, str) else differences(here, there)
             if (driver := machine.driver_of(gpus)) is not None and driver.fix:
                 said.append(f"driver {driver.text}")

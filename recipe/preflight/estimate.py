@@ -41,6 +41,12 @@ class Card:
     memory: float
     bandwidth: float | None = None
     flops: float | None = None
+    taken: float = 0  # bytes that other processes hold
+    one_process: bool = False  # is all that its compute mode lets in
+
+    @property
+    def usable(self) -> float:
+        return USABLE * self.memory - self.taken
 
 
 # NVIDIA's data sheets of the SXM cards, the L40S and the Ada architecture; without sparsity.
@@ -100,6 +106,12 @@ class Shape:
 
     def trained(self, rank: int) -> int:
         return self.lora(rank) if rank else self.parameters
+
+    def trained_tensors(self, rank: int) -> list[int]:
+        """Elements of each matrix that is trained; the vectors beside them weigh nothing."""
+        if rank:
+            return [rank * side for linear in self.linears for side in linear] * self.layers
+        return [self.embedding] * (1 if self.tied else 2) + [a * b for a, b in self.linears] * self.layers
 
     @property
     def kv_token(self) -> int:
@@ -230,9 +242,9 @@ def sequences(settings: Settings, shape: Shape, card: Card) -> float:
 
 def excess(settings: Settings, shape: Shape, card: Card) -> float:
     """Return the largest phase as a share of the card's usable memory: it fits up to 1; 2 if vLLM has no room."""
-    if sequences(settings, shape, card) < 1:
+    if sequences(settings, shape, card) < 1 or card.usable <= 0:
         return 2.0
-    return max(sum(terms.values()) for terms in phases(settings, shape, card).values()) / (USABLE * card.memory)
+    return max(sum(terms.values()) for terms in phases(settings, shape, card).values()) / card.usable
 
 
 def remedies(settings: Settings, shape: Shape, card: Card) -> list[str]:
@@ -305,11 +317,17 @@ def step_time(settings: Settings, shape: Shape, card: Card) -> Step | None:
 
 
 def offloaded(settings: Settings, shape: Shape) -> float:
-    """Return the bytes of weights and optimizer that are moved to main memory, and of the reference of the KL term."""
-    rank, nodes = settings.model.lora_rank, settings.hardware.nodes
-    moved = 4 * shape.parameters + 8 * shape.trained(rank) if settings.hardware.offload else 0
+    """Return the bytes of weights and optimizer that are moved to main memory, and of the reference of the KL term.
+
+    verl moves AdamW's two moments without waiting, so that torch pins them: in blocks of a power of two each.
+    """
+    rank, gpus = settings.model.lora_rank, settings.hardware.gpus
+    moved = 0
+    if settings.hardware.offload:
+        pinned = sum(2 ** math.ceil(math.log2(4 * size / gpus)) for size in shape.trained_tensors(rank))
+        moved = 4 * shape.parameters + 2 * gpus * pinned
     reference = 4 * shape.parameters if settings.algorithm.kl_coefficient > 0 and not rank else 0
-    return (moved + reference) / nodes
+    return (moved + reference) / settings.hardware.nodes
 
 
 def most_checkpoints(settings: Settings) -> int:

@@ -28,18 +28,23 @@ class Gpus:
 
 def read_gpus() -> Gpus:
     """Return the GPUs that nvidia-smi lists, without those that CUDA_VISIBLE_DEVICES hides."""
-    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    names = "index,uuid,name,memory.total,memory.used,compute_mode,driver_version"
+    query = ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader,nounits"]
     try:
         listed = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return Gpus([], "")
-    rows = [[word.strip() for word in line.split(",")] for line in listed.splitlines() if line.count(",") == 4]
+    rows = [[word.strip() for word in line.split(",")] for line in listed.splitlines() if line.count(",") == 6]
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         seen = [name.strip() for name in visible.split(",")]
         rows = [row for row in rows if row[0] in seen or any(name and row[1].startswith(name) for name in seen)]
     shared = psutil.virtual_memory().total  # with the CPU, where nvidia-smi says [N/A]
-    cards = [card_of(name, int(mib) * 2**20 if mib.isdigit() else shared) for _, _, name, mib, _ in rows]
-    return Gpus(cards, rows[0][4] if rows else "")
+    cards = []
+    for _, _, name, mib, used, mode, _ in rows:
+        card = card_of(name, int(mib) * 2**20 if mib.isdigit() else shared)
+        taken = int(used) * 2**20 if used.isdigit() else 0
+        cards.append(replace(card, taken=taken, one_process=mode in ("Exclusive_Process", "Prohibited")))
+    return Gpus(cards, rows[0][6] if rows else "")
 
 
 def card_of(name: str, memory: float) -> Card:

@@ -53,7 +53,13 @@ def gpus(start: Start) -> Iterator[Finding]:
         yield driver
     fewer = "--profile cpu needs none, gpu-1 and gpu-24 one; empo2 check --gpu NAME pretends"
     missing = f"hardware.gpus_per_node={wanted}: this machine has {len(found.cards)}; {fewer}"
-    yield Finding("GPUs", "", missing) if len(found.cards) < wanted else Finding("GPUs", count)
+    if len(found.cards) < wanted:
+        yield Finding("GPUs", "", missing)
+        return
+    taken = [f"{card.taken / GIB:.0f}" for card in found.cards[:wanted] if card.taken > GIB]
+    held = f"; other processes hold {' and '.join(taken)} GiB of them" if taken else ""
+    fix = "see nvidia-smi: end them, or leave these GPUs out of CUDA_VISIBLE_DEVICES" if taken else ""
+    yield Finding("GPUs", count + held, fix, "advice")
 
 
 def compiler(start: Start) -> Iterator[Finding]:
@@ -68,16 +74,19 @@ def compiler(start: Start) -> Iterator[Finding]:
 
 
 def gpu_memory(start: Start) -> Iterator[Finding]:
-    """Compare the largest phase with the smallest card."""
-    settings, shape = start.settings, start.shape
-    if not start.gpus.cards or shape is None:
+    """Compare the largest phase with the card of the least room; each card must let in trainer and vLLM."""
+    settings, shape, card = start.settings, start.shape, start.card
+    if any(each.one_process for each in start.gpus.cards):
+        fix = "trainer and vLLM share each GPU: nvidia-smi --compute-mode=DEFAULT"
+        yield Finding("GPU mode", "compute mode of a GPU lets in one process, or none", fix)
+    if card is None or shape is None:
         return
-    card = min(start.gpus.cards, key=lambda card: card.memory)
     share = estimate.excess(settings, shape, card)
     if share <= 1:
         return
     fixes = " or ".join(estimate.remedies(settings, shape, card)[:2])
-    size = f"{settings.hardware.gpus} GPUs of {card.memory / GIB:.0f} GiB (estimated by empo2 check)"
+    taken = f", {card.taken / GIB:.0f} of them taken" if card.taken > GIB else ""
+    size = f"{settings.hardware.gpus} GPUs of {card.memory / GIB:.0f} GiB{taken} (estimated by empo2 check)"
     may = share <= _TOO_LARGE and start.pretended is None
     said = f"may not fit {size}; if memory runs out, change" if may else f"does not fit {size}; change"
     yield Finding(

@@ -71,3 +71,8 @@ class Start:
         if self.joins_cluster:
             return self.cluster[1]
         return Gpus([]) if self.settings.hardware.device == "cpu" else read_gpus()
+
+    @property
+    def card(self) -> Card | None:
+        """The one with the least room, of those that Ray takes."""
+        return min(self.gpus.cards[: self.settings.hardware.gpus], key=lambda card: card.usable, default=None)

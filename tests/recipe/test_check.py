@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ from empo2.recipe.trainer.log_probs import log_probs_of
 
 P = 7_615_616_512  # Qwen2.5-7B
 SEVEN = SHAPES["Qwen/Qwen2.5-7B-Instruct"]
-LISTED = "{index}, GPU-{index}, NVIDIA {name}, {mib}, {driver}"
+LISTED = "{index}, GPU-{index}, NVIDIA {name}, {mib}, {used}, {mode}, {driver}"
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +64,19 @@ def require_room(settings: Settings) -> list[str]:
     return require(Start(settings), MACHINE)
 
 
-def with_gpus(count: int, name: str = "H100 80GB HBM3", mib: int = 81_559, driver: str = "580.65.06") -> None:
-    lines = [LISTED.format(index=index, name=name, mib=mib, driver=driver) for index in range(count)]
+def with_gpus(
+    count: int,
+    name: str = "H100 80GB HBM3",
+    mib: int = 81_559,
+    driver: str = "580.65.06",
+    used: Sequence[int] = (),
+    mode: str = "Default",
+) -> None:
+    taken = [*used, *[1] * (count - len(used))]
+    lines = [
+        LISTED.format(index=index, name=name, mib=mib, driver=driver, used=taken[index], mode=mode)
+        for index in range(count)
+    ]
     Path("nvidia-smi").write_text("#!/bin/sh\ncat <<END\n" + "\n".join(lines) + "\nEND\n")
 
 
@@ -203,8 +215,13 @@ def test_a_step_by_roofline() -> None:
 
 def test_main_memory_and_disk() -> None:
     settings = load_settings("gpu")
-    assert estimate.offloaded(settings, SEVEN) == 12 * P
-    assert estimate.offloaded(load_settings("gpu", ["algorithm.kl_coefficient=0.01"]), SEVEN) == 16 * P
+    # A GPU's eighth of a moment, pinned: twice 272 MB in 2^29, and of each layer 6.4 MB in 2^23 twice, 0.9 in 2^20
+    # twice and 33.9 in 2^26 three times.
+    pinned = 2 * 2**29 + 28 * (2 * 2**23 + 2 * 2**20 + 3 * 2**26)
+    assert estimate.offloaded(settings, SEVEN) == 4 * P + 2 * 8 * pinned
+    with_kl = load_settings("gpu", ["algorithm.kl_coefficient=0.01"])
+    assert estimate.offloaded(with_kl, SEVEN) == 8 * P + 2 * 8 * pinned
+    assert estimate.offloaded(load_settings("gpu", ["hardware.offload=false"]), SEVEN) == 0
     assert estimate.checkpoints(settings, SEVEN) == 2 * 14 * P
     assert estimate.checkpoints(load_settings("gpu", ["run.keep_checkpoints=1"]), SEVEN) == 2 * 14 * P  # for a while
     assert estimate.checkpoints(load_settings("gpu", ["run.keep_checkpoints=3"]), SEVEN) == 3 * 14 * P
@@ -297,6 +314,12 @@ def test_gpus_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert code == 1 and found["GPUs"][0] == "WRONG"
     assert found["GPUs"][1].startswith("hardware.gpus_per_node=8: this machine has 2; --profile cpu needs none")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with_gpus(9, used=[30_720, 0, 2048, 600, 0, 0, 0, 0, 80_000])  # Ray takes the first eight
+    _, found = lines_of("gpu", capsys=capsys)
+    assert found["GPUs"][0] == "warns" and "h100-80; other processes hold 30 and 2 GiB of them" in found["GPUs"][1]
+    with_gpus(8, mode="Exclusive_Process")
+    code, found = lines_of("gpu", capsys=capsys)
+    assert code == 1 and found["GPU mode"][0] == "WRONG" and "--compute-mode=DEFAULT" in found["GPU mode"][1]
     with_gpus(8, driver="550.54.15")
     code, found = lines_of("gpu", capsys=capsys)
     assert code == 1 and found["driver"][0] == "WRONG" and "580" in found["driver"][1]
@@ -320,6 +343,9 @@ def test_train_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match=r"does not fit 8 GPUs of 24 GiB .*; change .*=") as caught:
         require_room(load_settings("gpu"))
     assert "\n" not in str(caught.value)
+    with_gpus(8, used=[0, 40_960])
+    with pytest.raises(ConfigError, match=r"does not fit 8 GPUs of 80 GiB, 40 of them taken \(estimated"):
+        require_room(load_settings("gpu"))
     with_gpus(8, "A100-SXM4-40GB", 40_960)
     settings = load_settings("gpu", ["run.save_every=0", "model.path=Qwen/Qwen3-1.7B", "run.directory=/dev/shm"])
     assert require_room(settings) == require_room(load_settings("cpu")) == []
@@ -329,7 +355,7 @@ def test_train_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(machine_checks, "_free_memory", lambda: 1e9)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     _, memory, cores = require_room(load_settings("gpu", ["run.save_every=0", "run.directory=/dev/shm"]))
-    assert memory.startswith("host memory: 154 GiB needed, 1 free") and cores.startswith("cores: 1: ")
+    assert memory.startswith("host memory: 205 GiB needed, 1 free") and cores.startswith("cores: 1: ")
     with_gpus(8, driver="550.54.15")
     monkeypatch.setattr(machine_checks, "SHARED", tmp_path / "none")
     with pytest.raises(ConfigError, match=r"driver: 550.*\| shared memory: .*--shm-size"):
