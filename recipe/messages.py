@@ -5,7 +5,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import batched
+from itertools import batched, takewhile
 from typing import Any
 
 from empo2.recipe.json_text import dumped, loaded
@@ -186,6 +186,13 @@ def is_compaction(body: Mapping[str, Any], *, with_tools: bool) -> bool:
 def digest(messages: Any) -> bytes:
     """Return 16 bytes that tell messages, or a prompt, from any other."""
     return hashlib.blake2b(dumped(messages, sort_keys=True), digest_size=16).digest()
+
+
+def opening_of(body: Mapping[str, Any]) -> bytes:
+    """Return a digest of a chat's messages before its first reply, or of a completion's prompt."""
+    if isinstance(messages := body.get("messages"), list):
+        return digest([*takewhile(lambda message: message.get("role") != "assistant", messages)])
+    return digest(body.get("prompt"))
 
 
 def digests(messages: Sequence[Message]) -> list[bytes]:

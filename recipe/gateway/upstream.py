@@ -38,6 +38,7 @@ from empo2.recipe.config import Model
 from empo2.recipe.gateway.continued import Continuations
 from empo2.recipe.gateway.request import SERVED, Answer, Body, Next, Request, refusal, unless_hung_up
 from empo2.recipe.gateway.server_client import ServerAnswer, ServerClient
+from empo2.recipe.messages import opening_of
 from empo2.recipe.protocol import CONTINUED, MODEL_EVENT, REWARD_EVENT, RolloutTag, data_of, whole_events
 
 # Answers after which a call is sent again. agentlightning 1.0.2 (`_is_retryable_status`) does so after a 500, too, an
@@ -123,7 +124,8 @@ class Completions:
         if rollout_id not in _rollouts:
             return refusal(404, f"Rollout not found: {rollout_id}")
         try:
-            server = self._servers.of(rollout_id)
+            # Where agents have no rollout, a chat keeps to a server.
+            server = self._servers.of(rollout_id if rollout_id != SERVED else opening_of(request.body).hex())
         except NoServersError as error:
             return _unanswered(request, 503, str(error))
         async with pause.lock:

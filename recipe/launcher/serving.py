@@ -63,14 +63,15 @@ def gateway_of(settings: Settings, directory: Path, model: str, *, agents: Servi
         environment = commands.environment_without(*secrets, url=url) | variables
         with running(directory, environment) as processes, commands.settings_descriptor(settings) as descriptor:
             name, key = agents and agents.name, model_key(keys.admin)
-            endpoint = server or _start_vllm(settings, model, processes, name, key=key)
+            endpoints = [server] if server else _start_vllm(settings, model, processes, name, key=key)
             commands.start_gateway(processes, descriptor, listener, keys, options=options, secrets=secrets)
             commands.wait_for(f"{url}/healthz", processes.check)
-            if server is None:
+            for endpoint in [] if server else endpoints:
                 commands.wait_for(f"{endpoint}/models", processes.check)
             headers = {"Authorization": f"Bearer {keys.admin}"}
             with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
-                client.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
+                servers = [{"model": model, "endpoint": endpoint} for endpoint in endpoints]
+                client.post("/api/models", json=servers).raise_for_status()
                 yield Served(client, url, keys, processes)
 
 
@@ -100,7 +101,6 @@ def vllm_command(settings: Settings, model: str, port: int, name: str | None = N
             "dtype": "bfloat16",
             "gpu-memory-utilization": _GPU_MEMORY,
             "tensor-parallel-size": hardware.tensor_parallel,
-            "data-parallel-size": hardware.gpus_per_node // hardware.tensor_parallel,
         }
         flags = []
     if endpoint := traces_endpoint(settings):
@@ -122,10 +122,24 @@ def _vllm_environment(settings: Settings) -> dict[str, str]:
     return VARIABLES
 
 
-def _start_vllm(settings: Settings, model: str, processes: Processes, name: str | None = None, *, key: str = "") -> str:
-    """Start vLLM on a free port; return its address."""
-    with bind("127.0.0.1", 0) as probe:
-        port = probe.getsockname()[1]
-    secrets = {MODEL_KEY: key} | (VLLM_TRACES if traces_endpoint(settings) else {})
-    processes.start("vllm", vllm_command(settings, model, port, name), secrets=secrets)
-    return f"http://127.0.0.1:{port}/v1"
+def _start_vllm(
+    settings: Settings, model: str, processes: Processes, name: str | None = None, *, key: str = ""
+) -> list[str]:
+    """Start vLLM on free ports, once for each ``hardware.tensor_parallel`` GPUs; return the addresses.
+
+    As in training, a rollout's calls go to one of them, whose prefix cache has its chat. The engines of one server,
+    ``data-parallel-size``, would get them by load.
+    """
+    secrets, hardware = {MODEL_KEY: key} | (VLLM_TRACES if traces_endpoint(settings) else {}), settings.hardware
+    split, engines = hardware.tensor_parallel, hardware.gpus_per_node // hardware.tensor_parallel
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    cards = visible if all(visible) else [str(number) for number in range(hardware.gpus_per_node)]
+    endpoints = []
+    for number in range(engines if hardware.device == "gpu" else 1):
+        with bind("127.0.0.1", 0) as probe:
+            port = probe.getsockname()[1]
+        mine = {"CUDA_VISIBLE_DEVICES": ",".join(cards[number * split : (number + 1) * split])} if engines > 1 else {}
+        log = f"vllm-{number}" if engines > 1 else "vllm"
+        processes.start(log, vllm_command(settings, model, port, name), secrets=secrets | mine)
+        endpoints.append(f"http://127.0.0.1:{port}/v1")
+    return endpoints

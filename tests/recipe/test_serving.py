@@ -24,14 +24,16 @@ from empo2.recipe.gateway.dialects import dialect
 from empo2.recipe.gateway.request import SERVED
 from empo2.recipe.gateway.stages import direct_calls
 from empo2.recipe.gateway.upstream import unchanged_since
-from empo2.recipe.launcher.serving import vllm_command
+from empo2.recipe.launcher.processes import Processes
+from empo2.recipe.launcher.serving import _start_vllm, vllm_command
 from empo2.recipe.protocol import RolloutTag, Serving, scope_of
 
 from ..processes import mark, until  # noqa: F401
 from .harness import AGENT_KEY, BLOCK, ROOMS, GatewayUnderTest, running_gateway, turns
-from .model_server import MODEL
+from .model_server import MODEL, ModelServer
 
 TIP = "Take the lamp first."
+CARDS = "CUDA_VISIBLE_DEVICES"
 WITHOUT_TIPS = Serving(name="mine")
 WITH_TIPS = Serving(name="mine", tag=RolloutTag(rollout_mode="memory", scope="a", read_only=True))
 
@@ -92,6 +94,21 @@ async def test_each_chat_has_its_tips(quiet: None, empty_stores: None, tmp_path:
             await client.chat.completions.create(model="mine", **body)
             assert [TIP in text for text in texts_of(gateway)].index(True) == 1
             assert sum(TIP in text for text in texts_of(gateway)) == 1
+
+
+async def test_a_chat_keeps_to_one_of_several_servers(serving: GatewayUnderTest) -> None:
+    chats = [turns("a dark room with a lamp", "it is lit", "a door", system=f"Agent {number}.") for number in range(8)]
+    serving.model.seen.clear()
+    with ModelServer().serve() as second:
+        for server in (serving.model, second):
+            registered = [{"model": MODEL, "endpoint": server.url}]
+            (await serving.client.post("/api/models", json=registered)).raise_for_status()
+        async with client_of(serving) as client:
+            for turn in zip(*chats, strict=True):
+                for body in turn:
+                    await client.chat.completions.create(model="mine", **body)
+        asked = [[seen.body["messages"][0]["content"] for seen in each.requests()] for each in (serving.model, second)]
+    assert set(asked[0]) and set(asked[1]) and not set(asked[0]) & set(asked[1])
 
 
 async def test_every_dialect_is_served(serving: GatewayUnderTest) -> None:
@@ -198,6 +215,25 @@ def test_the_logs_stay_only_if_an_error_names_one(ending: BaseException | None) 
             raise ending
     assert folder.exists() == isinstance(ending, ProcessError)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("visible", ["", "2,3,5,7"])
+def test_each_vllm_server_has_gpus_of_its_own(visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CARDS, visible)
+    started: dict[str, tuple[list[str], str | None]] = {}
+    processes = Processes(tmp_path, {})
+    monkeypatch.setattr(
+        processes, "start", lambda name, command, *, secrets: started.update({name: (command, secrets.get(CARDS))})
+    )
+    own = ["model.tool_parser=none", "hardware.gpus_per_node=4"]
+    addresses = _start_vllm(load_settings("gpu", [*own, "hardware.tensor_parallel=2"]), "m", processes)
+    cards = {"": ["0,1", "2,3"], "2,3,5,7": ["2,3", "5,7"]}[visible]
+    assert {name: given for name, (_, given) in started.items()} == {"vllm-0": cards[0], "vllm-1": cards[1]}
+    ports = [command[command.index("--port") + 1] for command, _ in started.values()]
+    assert addresses == [f"http://127.0.0.1:{port}/v1" for port in ports] and len({*ports}) == 2
+    started.clear()
+    _start_vllm(load_settings("gpu", [*own, "hardware.tensor_parallel=4"]), "m", processes)
+    assert {name: given for name, (_, given) in started.items()} == {"vllm": None}
 
 
 def test_vllm_answers_under_the_name_that_is_served() -> None:

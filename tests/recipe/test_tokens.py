@@ -278,7 +278,7 @@ def vllm_server(model: str, *overrides: str) -> Iterator[str]:
     own = load_settings("cpu" if device() == "cpu" else "gpu-1", overrides)
     environment = commands.environment_without() | serving._vllm_environment(own)
     with TemporaryDirectory(prefix="vllm-") as logs, running(Path(logs), environment) as processes:
-        endpoint = serving._start_vllm(own, model, processes)
+        (endpoint,) = serving._start_vllm(own, model, processes)
         commands.wait_for(f"{endpoint}/models", processes.check)
         names = [process.name() for process in psutil.Process().children(recursive=True)]
         assert any("VLLM::Engine" in name for name in names) and not any("VLLM::Worker" in name for name in names)

@@ -4,14 +4,13 @@ They all belong to one rollout, which stays open and keeps no events, since nobo
 """
 
 from functools import lru_cache
-from itertools import takewhile
 
 from starlette.responses import Response
 
 from empo2.recipe.gateway import upstream
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.request import SERVED, Body, Next, Request
-from empo2.recipe.messages import digest
+from empo2.recipe.messages import opening_of
 from empo2.recipe.protocol import RolloutTag
 
 _PATH = "/v1/"
@@ -42,7 +41,4 @@ class DirectChats:
 
     def episode(self, body: Body) -> Episode:
         """Return the episode of a request: a chat completion, or a completion, which is a chat of its own."""
-        opening = body.get("prompt")
-        if isinstance(messages := body.get("messages"), list):  # those before the first reply
-            opening = [*takewhile(lambda message: message.get("role") != "assistant", messages)]
-        return self._of(digest(opening))
+        return self._of(opening_of(body))
