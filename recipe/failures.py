@@ -119,18 +119,19 @@ def error_of(error: BaseException, *, own: str = "") -> AgentError:
     """Return what to tell of an exception that ended an agent.
 
     If it has ``written``, what a command wrote to stderr, its cause is looked for there: the last exception of Python
-    or JavaScript, else the last line.
+    or JavaScript, else the last line. The command's frames are none of this process.
 
     Args:
         own: a file whose frames are not the agent's.
     """
-    if output := str(getattr(error, "written", "")).strip():
+    written = getattr(error, "written", None)
+    if output := str(written or "").strip():
         return _error_in(output, type(error).__name__)
     frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     return AgentError(
         type=type(error).__name__,
         message=str(error),
-        where=_where([frame for frame in frames if frame[0] != own]),
+        where=_where([frame for frame in frames if frame[0] != own]) if written is None else "",
         output="".join(traceback.format_exception(error))[-_OUTPUT_CHARACTERS:],
     )
 

@@ -92,6 +92,16 @@ messages += [said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"],
 assert chat(messages, tools=tools)["content"] == "done"
 print(1.0)
 """
+FORMS = """
+object = json.loads(chat(messages, response_format={"type": "json_object"})["content"])
+assert object == {"reply": "1"}, object
+choice = ask("/chat/completions", messages=messages, logprobs=True, top_logprobs=2)["choices"][0]
+(token,) = choice["logprobs"]["content"]
+assert token["token"] == token["top_logprobs"][0]["token"] == "1" and token["logprob"] < 0, token
+choice = ask("/completions", prompt="Count.", logprobs=2)["choices"][0]
+assert choice["logprobs"]["tokens"] == ["1"] and choice["logprobs"]["text_offset"] == [0], choice
+reward(1)
+"""
 FIXED = """
 import urllib.request
 urllib.request.urlopen("http://127.0.0.1:9/v1/models")
@@ -200,11 +210,25 @@ def test_what_training_would_refuse_or_end_is_not_written(init, tmp_path):
     written = (tmp_path / "empo2.yaml").read_text()
     assert "time_limit: 400" in written and "TASK_Q" in written and "HINT" not in written and "input.a.b" not in written
     assert (tmp_path / "empo2.yaml").stat().st_mode & 0o777 == 0o600 and "which has secrets" in printed
+    for text in ("x" * 140_000, "a\0b"):
+        (tmp_path / "tasks.jsonl").write_text(f"{json.dumps({'q': text})}\n" * 2)
+        said = init(*options, "--force")[1]
+        assert "training, row 0: agent.env.TASK_Q=input.q, " in said and "at most 130,000 bytes" in said, said
     (tmp_path / "tasks.jsonl").write_text('{"a-b": 1, "a_b": 2}\n' * 2)
     assert "fields 'a-b' and 'a_b' would both be TASK_A_B" in init(*options, "--force")[1]
 
 
-@pytest.mark.parametrize("code", ["import a_package_of_mine", "open('of_mine.txt')"])
+CLIENT = """
+import pathlib, sys
+(folder := pathlib.Path("site-packages/openai")).mkdir(parents=True, exist_ok=True)
+(folder / "__init__.py").write_text("def create(model): raise TypeError(f'no argument {model}')")
+sys.path.insert(0, "site-packages")
+import openai
+openai.create("of_mine")
+"""
+
+
+@pytest.mark.parametrize("code", ["import a_package_of_mine", "open('of_mine.txt')", CLIENT])
 def test_what_is_not_found_is_no_connection_that_failed(init, code):
     ended, printed = init(*COMMAND, code=code)
     assert ended == 1 and "of_mine" in printed and "connection" not in printed, printed
@@ -223,6 +247,11 @@ SCHEMAS = [
     ({"$ref": "#/definitions/B"}, "1"),
     ({"type": "object", "properties": {"a": True}, "required": ["a", "b"]}, {"a": "1", "b": "1"}),
     ({"anyOf": [], "type": "integer"}, 1),
+    ({"type": "integer", "minimum": 2, "maximum": 5}, 2),
+    ({"type": "integer", "exclusiveMinimum": 1}, 2),
+    ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, 0.5),
+    ({"type": "number", "maximum": -1}, -1),
+    ({"type": "string", "minLength": 3, "maxLength": 4}, "1.."),
 ]
 
 
@@ -233,6 +262,13 @@ def test_a_schema_that_is_odd_is_one_of_texts(schema: dict, value: Any):
 
 def test_a_schema_that_contains_itself_comes_to_an_end():
     assert "next" in Script().sample({"$ref": "#/$defs/Node", "$defs": {"Node": ITSELF}}, "1")["next"]
+
+
+def test_forms_without_a_schema_and_log_probs_are_answered(init):
+    code, printed = init(*COMMAND, code=FORMS)
+    assert code == 0, printed
+    code, printed = init(*COMMAND, "--force", code="chat(messages)\nraise ValueError('no move')\n")
+    assert code == 1 and "note   a script replied: if the agent could not read a reply, --reply gives" in printed
 
 
 def test_replies_win_over_schemas_and_may_be_tool_calls(init):
@@ -382,10 +418,11 @@ def test_tasks_that_are_made_up_are_not_trained_and_nothing_is_overwritten_unask
 
 def test_variables_and_rewards_are_written_as_they_are_given() -> None:
     """YAML reads ON as a truth value, and six digits are too few for some rewards."""
-    text = config_text(Path("empo2.yaml"), agent="a:A", source="tasks.csv", variables={"ON": "input.on"},
+    variables = {"ON": "input.on", "LIMIT": "1e6", "HEX": "0x10", "DAY": "2024-01-01", "NONE": "", "NO": "no"}
+    text = config_text(Path("empo2.yaml"), agent="a:A", source="tasks.csv", variables=variables,
                        scope="all-tasks", rewards=(-1.0, 1234567.5), seconds=60)  # fmt: skip
     settings = load_settings(layer=parse_yaml(text))
-    assert settings.agent.env == {"ON": "input.on"}
+    assert settings.agent.env == variables
     assert (settings.algorithm.failure_return, settings.algorithm.success_return) == (-1, 1234567.5)
     assert "failure_return: -1 " in text
 
@@ -400,6 +437,7 @@ def test_variables_and_rewards_are_written_as_they_are_given() -> None:
         (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
         (["--config", "a.yaml", "--env", "A=b", "--rewards", "0", "2"], "--env, --rewards: what --config a.yaml says"),
         ([*COMMAND, "--output", "no/such/empo2.yaml"], "no/such/empo2.yaml: No such file"),
+        ([*COMMAND, "--output", ".", "--force"], "--output .: is a folder; give a file, such as empo2.yaml"),
         (["--command", "pyhton play.py"], "--command: 'pyhton play.py': there is no program 'pyhton'"),
         (["--command", "echo {QUESTION}"], "--command: 'echo {QUESTION}': no variable QUESTION is set"),
         ([*COMMAND, "--rewards", "1", "0"], "algorithm.success_return=0: must exceed failure_return=1"),
@@ -492,6 +530,15 @@ def test_what_is_said_of_calls(calls: list[Call], says: str):
     findings = examined(Trace(calls, [REWARD], exit_code=0))
     assert [finding for finding in findings if says in finding.text], findings
     assert "wrong" not in {finding.level for finding in findings}
+
+
+def test_a_call_that_was_given_up_and_a_reward_out_of_range_are_told():
+    trace = Trace([call("a"), Call("chat/completions", {})], [event("reward", value=7), event("reward", value=5)])
+    trace.exit_code = 0
+    notes = [finding.text for finding in examined(trace) if finding.level == "note"]
+    assert any(note.startswith("1 call given up by the agent before the answer came") for note in notes), notes
+    assert any("2 rewards were reported" in note for note in notes)
+    assert any(note.startswith("the reward 5 lies outside of") for note in notes)
 
 
 def failed(output: str, **error: str) -> Trace:

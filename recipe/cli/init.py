@@ -121,6 +121,8 @@ def init(
         raise ConfigError(f"--server {server}: give --model, the server's name of it")
     if model is not None and server is None:
         raise ConfigError(f"--model {model}: give --server, the address of one that has it; `empo2 serve` starts one")
+    if output.is_dir():
+        raise ConfigError(f"--output {output}: is a folder; give a file, such as {output / 'empo2.yaml'}")
     drafts: dict[Path, str] = {}
     layer: Mapping[str, Any] = {}
     about_scope = ""
@@ -241,7 +243,7 @@ def _name_of(settings: Settings, task: dict[str, Any]) -> str:
     if line is None:
         return settings.agent.name
     from empo2.agents.command.agent import parse
-    from empo2.recipe.retrofit.recorder import agent_variables
+    from empo2.recipe.preflight.agent import agent_variables
 
     try:
         model = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_MODEL"), "x")

@@ -60,6 +60,9 @@ def _calls(trace: Trace, main: list[Call], told: list[Told], settings: Settings)
         yield Finding("wrong", f"no model call came: {_ADDRESS}; {cache}")
     elif trace.exit_code == 0 and not any(call.status for call in trace.calls):
         yield Finding("wrong", "the agent gave up on every model call before it was answered: give it more time")
+    elif trace.exit_code is not None and (left := sum(not call.status for call in trace.calls)):
+        why = "answers of a training may take minutes: raise its time-out"
+        yield Finding("note", f"{_count(left, 'call')} given up by the agent before the answer came: {why}")
     elif not main and any(not call.trained for call in trace.calls):
         yield Finding("wrong", "no call is trained: gateway.trained_calls leaves out all that the agent makes")
     if main:
@@ -181,13 +184,14 @@ def _reward(trace: Trace, rewards: Sequence[Any], returns: tuple[float, float]) 
     value = rewards[-1]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         yield Finding("wrong", f"the reward is {value!r}: must be a finite number; {_HOW_TO}")
-    elif len(rewards) > 1:
+        return
+    if len(rewards) > 1:
         yield Finding("note", f"{len(rewards)} rewards were reported: only the last one counts, {value}")
     else:
         yield Finding("ok", f"the reward was reported: {value}")
-        if not returns[0] <= value <= returns[1]:
-            of = f"algorithm.failure_return={returns[0]:g} to success_return={returns[1]:g}"
-            yield Finding("note", f"the reward {value} lies outside of {of}: give --rewards WORST BEST")
+    if not returns[0] <= value <= returns[1]:
+        of = f"algorithm.failure_return={returns[0]:g} to success_return={returns[1]:g}"
+        yield Finding("note", f"the reward {value} lies outside of {of}: give --rewards WORST BEST")
 
 
 _HOW_TO = (
@@ -200,14 +204,14 @@ _ADDRESS = (
     "the agent must take the model's address from AGL_OPENAI_BASE_URL and its key from AGL_KEY (a command also from "
     "OPENAI_BASE_URL and OPENAI_API_KEY)"
 )
-# What clients write that reached no server, or one that refused their key; and their frames in a traceback.
+# What clients write that reached no server, or one that refused their key; and where they stand while they wait.
 _UNREACHED = re.compile(
     r"API_?Connection_?Error|Connect(ion)?Error|connection (refused|error)|ECONNREFUSED|\bENOTFOUND|EAI_AGAIN|"
     r"getaddrinfo|name resolution|Name or service|fetch failed|Max retries exceeded|AuthenticationError|"
-    r"(OPENAI|ANTHROPIC)_API_KEY|(incorrect|invalid)[ _]api[ _]key|"
-    r"-packages/(openai|anthropic|litellm|httpx|requests|urllib3)/",
+    r"(OPENAI|ANTHROPIC)_API_KEY|(incorrect|invalid)[ _]api[ _]key",
     re.IGNORECASE,
 )
+_CLIENT = re.compile(r"-packages/(openai|anthropic|litellm|httpx|requests|urllib3)/")
 _PLACE = re.compile(r"\b(?:api\.[\w-]+\.[\w.-]*\w|localhost|127\.0\.0\.1)(?::\d+)?")
 _FRAME = re.compile(r'^ *File "([^"\n]+)", line (\d+), in .*\n +(.+)$', re.MULTILINE)
 _IMPORT = re.compile(r"(?:import|from) \w")
@@ -219,7 +223,7 @@ def _elsewhere(trace: Trace) -> Iterator[Finding]:
         return
     error = reported_error(trace.events)
     output = f"{trace.output}\n{error or ''}"
-    if not _UNREACHED.search(output):
+    if not _UNREACHED.search(output) and not (trace.exit_code is None and _CLIENT.search(output)):
         return
     places = [place for place in _PLACE.findall(output) if place not in trace.address]
     where = f" to {places[0]}" if places else ""
@@ -254,6 +258,9 @@ def _ending(trace: Trace, time_limit: float) -> Iterator[Finding]:
         yield Finding("wrong", f"the agent did not end within {time_limit:g} s, and was killed {calls}{where}; {fix}")
     elif trace.exit_code:
         yield Finding("wrong", f"the agent failed: {_cause(trace)}")
+        if trace.scripted and any(call.status == 200 for call in trace.calls):
+            others = "--reply gives another, --server and --model those of a real model"
+            yield Finding("note", f"a script replied: if the agent could not read a reply, {others}")
 
 
 def _cause(trace: Trace) -> str:

@@ -11,17 +11,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import starlette.requests
 import structlog
 import uvicorn
-from agentlightning.controller.local_reconciler import _build_env_from_map
 from agentlightning.schemas import DEFAULT_ATTEMPT_ID
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
@@ -31,7 +29,6 @@ from empo2.agents import process_guard
 from empo2.agents.process_guard import guarded
 from empo2.recipe.config import Settings
 from empo2.recipe.controller.agent_process import ALONE
-from empo2.recipe.errors import ConfigError
 from empo2.recipe.gateway.app import make_gateway
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.normal_form import LEFT_OUT
@@ -40,6 +37,7 @@ from empo2.recipe.gateway.request import Answer, Next, Request
 from empo2.recipe.gateway.server_client import CALL_SECONDS
 from empo2.recipe.messages import is_beside
 from empo2.recipe.network import LOOPBACK, bind, direct
+from empo2.recipe.preflight.agent import agent_variables
 from empo2.recipe.protocol import Keys
 from empo2.recipe.retrofit.scripted_model import Body, Script, embeddings
 
@@ -79,6 +77,7 @@ class Trace:
     exit_code: int | None = None  # None after the time limit
     output: str = ""  # what the agent wrote to stdout and stderr
     address: str = ""  # that it was given
+    scripted: bool = False  # True if a script replied
 
 
 def record(
@@ -100,11 +99,11 @@ def record(
         first_call_only: kill the agent once a call has been answered that cannot stand beside its main chat.
 
     Raises:
-        ConfigError: ``agent.env`` names a field that the task does not have.
+        ConfigError: as `agent_variables`.
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     variables = agent_variables(task, settings.agent.env)
-    trace, keys = Trace(), Keys(agent=secrets.token_urlsafe(16), admin=secrets.token_urlsafe(16))
+    trace, keys = Trace(scripted=server is None), Keys(agent=secrets.token_urlsafe(16), admin=secrets.token_urlsafe(16))
     own = settings.gateway
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -131,19 +130,6 @@ def record(
             client.delete(f"/api/rollouts/{rollout}")
             client.delete("/api/models")
     return trace
-
-
-def agent_variables(task: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ``agent.env`` for a task, as agent-lightning's controller (1.0.2) sets them.
-
-    Raises:
-        ConfigError: ``agent.env`` names a field that the task does not have.
-    """
-    try:
-        return _build_env_from_map(task, dict(env))
-    except ValueError as error:
-        path = str(error).rpartition(" ")[2]
-        raise ConfigError(f"agent.env: the tasks have no {path!r}; they have {sorted(task)}") from None
 
 
 def _run(

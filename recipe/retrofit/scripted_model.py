@@ -2,6 +2,8 @@
 
 import base64
 import json
+import math
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,6 +15,7 @@ import numpy as np
 Body = dict[str, Any]
 _DEPTH = 12  # of a schema
 _DIMENSIONS = 1536  # of OpenAI's text-embedding-3-small
+_LOG_PROB, _WORD = -0.1, re.compile(r"\s*\S+")
 
 
 class Script:
@@ -39,7 +42,8 @@ class Script:
         if "messages" not in body:
             if body.get("prompt") is None:
                 raise ValueError("there is no prompt")
-            return {"text": next(self._replies), "logprobs": None}
+            text = next(self._replies)
+            return {"text": text, "logprobs": _completion_log_probs(text) if body.get("logprobs") is not None else None}
         called = sum(bool(message.get("tool_calls")) for message in body["messages"])
         wanted = body.get("tool_choice")
         tools = [] if wanted == "none" else [tool["function"] for tool in body.get("tools") or []]
@@ -58,7 +62,10 @@ class Script:
         schema = ((body.get("response_format") or {}).get("json_schema") or {}).get("schema")
         if schema and not isinstance(given, dict | list):
             text = json.dumps(self.sample(schema, text))
-        return {"message": {"role": "assistant", "content": text}}
+        elif (body.get("response_format") or {}).get("type") == "json_object" and not isinstance(given, dict):
+            text = json.dumps({"reply": text})
+        log_probs = {"logprobs": {"content": _chat_log_probs(text)}} if body.get("logprobs") else {}
+        return {"message": {"role": "assistant", "content": text}, **log_probs}
 
     def sample(self, schema: Any, text: str, root: Any = None, depth: int = 0) -> Any:
         """Return a value that fits a JSON schema of the usual kind, with the text in it where it can be.
@@ -89,11 +96,38 @@ class Script:
                 return [inner(schema.get("items")) for _ in range(schema.get("minItems", 0))]
             case "integer" | "number":
                 number = _parsed(text)
-                return number if type(number) in (int, float) else schema.get("minimum", 1)
+                return _within(number if type(number) in (int, float) else 1, schema)
             case "boolean":
                 return True
             case _:
-                return text
+                return text[: schema.get("maxLength")].ljust(schema.get("minLength", 0), ".")
+
+
+def _within(number: float, schema: Body) -> float:
+    """Return a number that the bounds of a schema let in, the given one if they do."""
+    low = schema.get("minimum", schema.get("exclusiveMinimum", -math.inf))
+    high = schema.get("maximum", schema.get("exclusiveMaximum", math.inf))
+    closed = (schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum"))
+    for tried in (number, low, high, low + 1, high - 1, (low + high) / 2):
+        if math.isfinite(tried) and low <= tried <= high and tried not in closed:
+            return int(tried) if schema["type"] == "integer" else tried
+    return number
+
+
+def _chat_log_probs(text: str) -> list[Body]:
+    """Return made-up log-probabilities, a word a token."""
+    of = [{"token": word, "logprob": _LOG_PROB, "bytes": [*word.encode()]} for word in _WORD.findall(text)]
+    return [{**each, "top_logprobs": [each]} for each in of]
+
+
+def _completion_log_probs(text: str) -> Body:
+    words = _WORD.findall(text)
+    return {
+        "tokens": words,
+        "token_logprobs": [_LOG_PROB] * len(words),
+        "top_logprobs": [{word: _LOG_PROB} for word in words],
+        "text_offset": [found.start() for found in _WORD.finditer(text)],
+    }
 
 
 def _referred(root: Any, reference: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from empo2.recipe.config import ALL_TASKS, is_task_path
+from empo2.recipe.config import ALL_TASKS, is_task_path, parse_yaml
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.protocol import MADE_UP, PANEL, scope_of
 from empo2.recipe.scopes import share_with_tips
@@ -151,4 +151,9 @@ def config_text(
 
 
 def _yaml(value: Any) -> str:
-    return yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True)[1:-2]
+    """Return a value in YAML, in quotes where a file of settings would read another one, such as of 1e6."""
+    plain, quoted = (
+        yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True, default_style=style)[1:-2]
+        for style in (None, '"')
+    )
+    return plain if parse_yaml(f"value: {plain}") == {"value": value} else quoted

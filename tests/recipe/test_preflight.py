@@ -104,7 +104,7 @@ WRONG: Mapping[str, list[Case]] = {
         ),
         (
             ["tasks.source=tasks.jsonl", "agent.env.DOOR=input.door.handle"],
-            "tasks.source='tasks.jsonl', training, row 0: has no field 'door', which agent.env names",
+            "tasks.source='tasks.jsonl', training, row 0: has no field 'door.handle', which agent.env names",
         ),
     ],
     "verl": [
