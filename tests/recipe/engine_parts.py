@@ -35,7 +35,12 @@ def save_llama(folder: str, **sizes: Any) -> Any:
 
 
 def make(
-    path: str, kind: Any = None, optimizer: dict[str, Any] | None = None, model: Any = None, **options: Any
+    path: str,
+    kind: Any = None,
+    optimizer: dict[str, Any] | None = None,
+    model: Any = None,
+    gradient_checkpointing: bool = False,
+    **options: Any,
 ) -> Any:
     """An engine, ours or of a kind, with a saved model."""
     from verl.trainer.config import CheckpointConfig
@@ -47,7 +52,9 @@ def make(
     attention = {"attn_implementation": "sdpa"}
     model = model or {"load_tokenizer": False}
     engine = (kind or EngineRegistry.get_engine_cls("language_model", "fsdp2"))(
-        HFModelConfig(path=path, enable_gradient_checkpointing=False, override_config=attention, **model),
+        HFModelConfig(
+            path=path, enable_gradient_checkpointing=gradient_checkpointing, override_config=attention, **model
+        ),
         FSDPEngineConfig(strategy="fsdp2", model_dtype="fp32", use_torch_compile=False, **options),
         FSDPOptimizerConfig(**{"total_training_steps": 9} | (optimizer or {})),
         CheckpointConfig(),

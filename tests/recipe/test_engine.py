@@ -65,10 +65,11 @@ def loss(model_output, data, dp_group=None):
     seen.append((log_prob.detach() * tokens, entropy.detach() * tokens))
     return ((log_prob * log_prob.sin() + 0.3 * entropy) * tokens).sum(), {}
 
-def run(engine_class, micro_batch, packed=False, others=None, loss=loss):
-    engine = make(plain, engine_class, dict(lr=0.1), mixed_precision=FP32)
-    logits = []
+def run(engine_class, micro_batch, packed=False, others=None, loss=loss, **options):
+    engine = make(plain, engine_class, dict(lr=0.1), mixed_precision=FP32, **options)
+    logits, of_layer = [], []
     engine.module.lm_head.register_forward_hook(lambda module, inputs, output: logits.append(output.shape[1]))
+    engine.module.model.layers[0].mlp.register_forward_pre_hook(lambda *_: of_layer.append(1))
     seen.clear()
     with engine.train_mode(disable_auto_offload=True):
         engine.optimizer_zero_grad()
@@ -76,7 +77,7 @@ def run(engine_class, micro_batch, packed=False, others=None, loss=loss):
         engine.forward_backward_batch(batch_of(prompts, responses, attention, mask, micro_batch, **options), loss)
         gradients = [p.grad.full_tensor().flatten().clone() for p in engine.module.parameters()]
     log_probs, entropies, *_ = (torch.cat(each) for each in zip(*seen))
-    return torch.cat(gradients), log_probs, entropies, logits
+    return torch.cat(gradients), log_probs, entropies, logits, len(of_layer)
 
 def compare(micro_batch, packed=False):
     theirs, ours = (run(kind, micro_batch, packed) for kind in (FSDPEngineWithLMHead, TrainedLogitsEngine))
@@ -84,7 +85,7 @@ def compare(micro_batch, packed=False):
     chunked = run(TrainedLogitsEngine, micro_batch, packed)
     ours_of_logits.CHUNK = 1024
     return {
-        "differences": [float((a - b).abs().max()) for each in (ours, chunked) for a, b in zip(theirs[:3], each[:3])],
+        "differences": [gap(a, b) for each in (ours, chunked) for a, b in zip(theirs[:3], each[:3])],
         "sizes": [float(a.abs().max()) for a in theirs[:3]],
         "logits": [theirs[3], ours[3]],
     }
@@ -117,12 +118,22 @@ def taught(micro_batch, packed):
     ours = run(TrainedLogitsEngine, micro_batch, packed, {"teacher_tokens": of_trained}, taught_loss)
     ours_of_logits.CHUNK = 1024
     return {
-        "differences": [float((a - b).abs().max()) for a, b in zip((theirs, sums), ours[:2])],
+        "differences": [gap(a, b) for a, b in zip((theirs, sums), ours[:2])],
         "sizes": [float(a.abs().max()) for a in (theirs, sums)],
         "logits": sum(ours[3]),
     }
 
+def checkpointed():  # as a profile for GPUs trains, in chunks
+    ours_of_logits.CHUNK = 4
+    kept, again = (run(TrainedLogitsEngine, 2, True, gradient_checkpointing=on) for on in (False, True))
+    ours_of_logits.CHUNK = 1024
+    return {"differences": [gap(a, b) for a, b in zip(kept[:3], again[:3])], "passes": [kept[4], again[4]]}
+
+def gap(a, b):
+    return float((a - b).abs().max())
+
 answers = {
+    "checkpointed": checkpointed(),
     "rows": [compare(1), compare(2), compare(2, packed=True)],
     "taught": [taught(1, False), taught(2, False), taught(2, True)],
 }
@@ -139,8 +150,23 @@ def batch():
     ones = torch.ones(2, 14, dtype=torch.long)
     return batch_of(prompts, responses, ones, ones[:, :8], 2, temperature=1.0, calculate_entropy=False)
 
-def make_lora():
-    return make(folder, optimizer=dict(lr=0.05), model=dict(lora_rank=4, lora_alpha=8, lora={"merge": True}))
+def make_lora(**options):
+    lora = dict(lora_rank=4, lora_alpha=8, lora={"merge": True})
+    return make(folder, optimizer=dict(lr=0.05), model=lora, **options)
+
+def lora_gradients(**options):  # of the second step: at the first, a LoRA's B is 0, and so is the gradient of A
+    torch.manual_seed(0)
+    engine = make_lora(**options)
+    for _ in range(2):
+        with engine.train_mode(disable_auto_offload=True):
+            engine.optimizer_zero_grad()
+            engine.forward_backward_batch(batch(), imitated)
+            found = [p.grad.full_tensor().flatten().clone() for p in engine.module.parameters() if p.requires_grad]
+            engine.optimizer_step()
+    return torch.cat(found)
+
+def imitated(model_output, data, dp_group=None):
+    return -model_output["log_probs"].values().sum(), {}
 
 def pushed(engine):
     return {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
@@ -162,9 +188,6 @@ def log_probs_of(weights):
         logits = base.eval()(tokens).logits[:, 5:-1].log_softmax(-1)
     return logits.gather(2, responses.unsqueeze(2)).squeeze(2)
 
-def gap(a, b):
-    return float((a - b).abs().max())
-
 def equal(a, b):
     return set(a) == set(b) and all(torch.equal(a[name].float(), b[name].float()) for name in b)
 
@@ -176,9 +199,7 @@ with engine.disable_adapter():  # the first pass of all, as with a KL term
 for _ in range(8):
     with engine.train_mode(disable_auto_offload=True):
         engine.optimizer_zero_grad()
-        engine.forward_backward_batch(
-            batch(), lambda model_output, data, dp_group=None: (-model_output["log_probs"].values().sum(), {})
-        )
+        engine.forward_backward_batch(batch(), imitated)
         engine.optimizer_step()
 policy, weights = log_probs(engine), pushed(engine)
 answers["learned"] = gap(policy, log_probs_of(base_weights))
@@ -192,6 +213,8 @@ save_file(weights, checkpoint + "/pushed.safetensors")
 resumed = make_lora()
 resumed.load_checkpoint(checkpoint)
 answers["resumed"] = equal(pushed(resumed), weights)
+kept, again = lora_gradients(), lora_gradients(gradient_checkpointing=True)
+answers["checkpointed_lora"] = gap(kept, again) / float(kept.abs().max())
 print(json.dumps(answers))
 """
 
@@ -219,6 +242,13 @@ def test_numbers_are_verls_own(results: Any) -> None:
         theirs, ours = result["logits"]
         assert ours == kept
         assert sum(theirs) > sum(ours)
+
+
+def test_gradient_checkpoints_change_nothing(results: Any) -> None:
+    """Two micro-batches, whose layers are computed twice; all weights, and a LoRA's."""
+    assert results["checkpointed"]["passes"] == [2, 4]
+    assert max(results["checkpointed"]["differences"]) < 1e-5
+    assert results["checkpointed_lora"] < 1e-5
 
 
 def test_the_log_probs_of_a_teachers_tokens(results: Any) -> None:
