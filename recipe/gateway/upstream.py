@@ -172,6 +172,8 @@ class Completions:
         body = request.body if self._paper is None else self._paper.asked(request)
         prepared = self._servers.router.prepare_body(body, request.mode)
         if self._trained or request.mode == "train":
+            if request.api == "completions" and body.get("logprobs"):
+                prepared["logprobs"] = body["logprobs"]  # how many; agent-lightning's `True` is one
             return prepared
         temperature = prepared["temperature"] if body.get("temperature") is None else body["temperature"]
         return {**body, "model": prepared["model"], "temperature": temperature}

@@ -116,6 +116,9 @@ async def test_an_answer_holds_what_the_agent_asked_for_and_no_more(gateway: Gat
                 assert bool(answer.json()["choices"][0]["logprobs"]) == bool(asked.get("logprobs")), asked
             else:
                 assert '"logprob"' not in answer.text and "token_logprobs" not in answer.text
+        if path == "completions":
+            (await gateway.client.post(url, json={**plain, "logprobs": 5})).raise_for_status()
+            assert gateway.model.requests("/v1/completions")[-1].body["logprobs"] == 5
         for event in await gateway.events(rollout, "model_request"):
             (choice,) = event["response"]["choices"]
             assert len(choice["token_ids"]) > 0
