@@ -46,16 +46,25 @@ def adopt_orphans() -> None:
 def end_descendants() -> None:
     """Kill and reap all descendants of this process. Call ``adopt_orphans`` before starting any.
 
-    Guards among them have lost their owners, and get time to end their own trees and to remove their folders.
+    Guards among them have lost their owners, and get time to end their own trees and to remove their folders. Another
+    user's processes are left after this time.
     """
     deadline = time.monotonic() + _NESTED_GUARD_SECONDS
     while True:
-        for pid in _descendants(with_guards=time.monotonic() > deadline):
-            with contextlib.suppress(ProcessLookupError):
+        others = False  # another user's, such as root's by sudo: they may not be killed
+        is_late = time.monotonic() > deadline
+        for pid in _descendants(with_guards=is_late):
+            try:
                 os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                others = True
         # Orphans become children of this process, so no child left means no descendant left.
         try:
             if not os.waitpid(-1, os.WNOHANG)[0]:
+                if others and is_late:
+                    return
                 time.sleep(_POLL_SECONDS)
         except ChildProcessError:
             return
@@ -71,11 +80,12 @@ def _descendants(with_guards: bool) -> list[int]:
                 children[int(after_name.split()[1])].append(int(entry))
     found = [os.getpid()]
     for pid in found:
-        found += [child for child in children[pid] if with_guards or not _is_guard(child)]
+        found += [child for child in children[pid] if with_guards or not is_guard(child)]
     return found[1:]
 
 
-def _is_guard(pid: int) -> bool:
+def is_guard(pid: int) -> bool:
+    """Return whether a process is a guard."""
     with contextlib.suppress(OSError):
         return os.fsencode(__file__) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4]
     return False
@@ -101,14 +111,19 @@ def _run(command: list[str], grace: float, scratch: str) -> int:
             break
         came = {*os.read(signals, 4096)} if signals in ready else set()
         if signal.SIGUSR1 in came:
-            os.kill(process.pid, signal.SIGUSR1)
+            _tell(process.pid, signal.SIGUSR1)
         if deadline is None and (not came.isdisjoint(_TOLD_TO_STOP) or owner in ready):
             watched, deadline = [signals], time.monotonic() + grace
-            os.kill(process.pid, signal.SIGTERM)
+            _tell(process.pid, signal.SIGTERM)
     end_descendants()
     if scratch and deadline is not None:
         shutil.rmtree(scratch, ignore_errors=True)
     return code if code >= 0 else 128 - code
+
+
+def _tell(command: int, number: int) -> None:
+    with contextlib.suppress(PermissionError):  # another user's, by sudo
+        os.kill(command, number)
 
 
 def _signals_as_a_file() -> int:

@@ -1,6 +1,7 @@
 """Whose fault a failed rollout is, by what agent-lightning 1.0.2 leaves of it, and what ended an agent."""
 
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from empo2.recipe.protocol import ERROR_EVENT, REWARD_EVENT, AgentError, data_of
 
 FAILED_BY_AGENT, FAILED_BY_SYSTEM = "failed_by_agent", "failed_by_system"
 _MOST_METRICS = 100
+_SIGNALS = range(129, 129 + signal.NSIG)
 
 
 def cause_of_failure(error_message: str | None, calls: Sequence[Mapping[str, Any]], *, answered: bool) -> str:
@@ -29,8 +31,9 @@ def cause_of_failure(error_message: str | None, calls: Sequence[Mapping[str, Any
         calls: data of its ``model_request`` events, in order.
         answered: True if the model has answered at least once.
     """
-    # agent-lightning 1.0.2, LocalReconciler._finish_proc; a negative code is a signal.
-    exited = re.fullmatch(r"subprocess exited with code [1-9]\d*", error_message or "")
+    # agent-lightning 1.0.2, LocalReconciler._finish_proc; a negative code is a signal, and 128 + n that of a command.
+    said = re.fullmatch(r"subprocess exited with code ([1-9]\d*)", error_message or "")
+    exited = said and int(said[1]) not in _SIGNALS
     unanswered = bool(calls) and calls[-1].get("status") == "error" and calls[-1].get("http_status") not in (400, 413)
     return FAILED_BY_AGENT if exited and answered and not unanswered else FAILED_BY_SYSTEM
 

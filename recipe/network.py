@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import os
+import resource
 import socket
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from empo2.recipe.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 _NO_PROXY = ("NO_PROXY", "no_proxy")
+_DESCRIPTORS = 65_536  # at most; some systems allow a billion, and libraries make tables of them
 
 
 def address_in(network: str) -> tuple[str, str]:
@@ -59,7 +61,15 @@ def direct(*urls: str) -> dict[str, str]:
     given = ",".join(os.environ.get(name, "") for name in _NO_PROXY).split(",")
     hosts = [urlsplit(url).hostname or "" for url in urls]
     kept = dict.fromkeys(filter(None, [*(each.strip() for each in given), LOOPBACK, "localhost", *hosts]))
-    return dict.fromkeys(_NO_PROXY, ",".join(kept))
+    return dict.fromkeys(_NO_PROXY, "*" if "*" in kept else ",".join(kept))  # in a list, urllib takes "*" for a host
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process have as many open files and connections as it may; return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(soft, min(hard, _DESCRIPTORS))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 def bind(host: str, port: int) -> socket.socket:

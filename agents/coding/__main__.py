@@ -21,16 +21,27 @@ from pathlib import Path
 
 from .known import CONTEXT_TOKENS, KNOWN, REPLY_TOKENS
 from .room import HOME, LOGS, TESTS, TIMED_OUT, Room
-from .task_folders import NeedsContainer, Task, read_task
+from .task_folders import NeedsContainer, Task, expanded, read_task
 
 _PLACEHOLDER = re.compile(r"\{([A-Z_]+)\}")
-# Of agent-lightning and of the task: how to report a reward is not the agent's business.
-_NOT_FOR_THE_AGENT = re.compile(r"AGL_|AGENT_|TASK_|EMPO2_")
+# Of agent-lightning and of the task: how to report a reward is not the agent's business. And what would lead it from
+# its own HOME, or to another model.
+_NOT_FOR_THE_AGENT = re.compile(
+    r"AGL_|AGENT_|TASK_|EMPO2_|XDG_|CODEX_HOME$|CLAUDE_CONFIG_DIR$|CLAUDE_CODE_USE_|ANTHROPIC_AUTH_TOKEN$"
+)
 _DATE = 1_767_225_600  # 2026-01-01, of all files and of the commit, so that episodes begin alike
 
 
 class Failed(Exception):
-    """The episode has no reward; the message says why."""
+    """The episode has no reward; the message says why.
+
+    Args:
+        code: of this process then.
+    """
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def main() -> None:
@@ -57,7 +68,8 @@ def main() -> None:
         if file := os.environ.get("EMPO2_REWARD_FILE"):
             Path(file).write_text(f"{reward}\n")
     except (Failed, NeedsContainer, ValueError, OSError) as error:
-        sys.exit(f"{given.agent} on {given.task}: {error}")
+        print(f"{given.agent} on {given.task}: {error}", file=sys.stderr)
+        sys.exit(getattr(error, "code", 1))
     print(reward)
 
 
@@ -85,7 +97,7 @@ def play(task: Task, name: str, words: Sequence[str], programs: Sequence[str] = 
         variables = {name: value for name, value in os.environ.items() if not _NOT_FOR_THE_AGENT.match(name)}
         variables |= {"PATH": search, **room.variables}
         for variable, value in task.variables.items():  # a later one may hold an earlier one
-            variables[variable] = _expanded(room.shown(value), variables)
+            variables[variable] = expanded(room.shown(value), variables)
         if search not in variables["PATH"]:
             variables["PATH"] += os.pathsep + search
         variables |= room.variables
@@ -103,12 +115,13 @@ def play(task: Task, name: str, words: Sequence[str], programs: Sequence[str] = 
             (own_home / file).write_text(_filled(text, known))
         command = [_filled(word, known) for word in shlex.split(agent.command)] + [room.shown(word) for word in words]
         code = room.run(command, variables, task.agent_seconds)
-        _keep(agent.kept, own_home, warm)
+        if code == 0:  # what an installation that was cut has left is of no use
+            _keep(agent.kept, own_home, warm)
         if code == TIMED_OUT:
             print(f"the agent met its time limit of {task.agent_seconds:g} s", file=sys.stderr)
         reward = run_tests(task, room, variables)
         if code not in (0, TIMED_OUT) and reward <= 0:
-            raise Failed(f"the agent ended with exit code {code}")
+            raise Failed(f"the agent ended with exit code {code}", code)
         return reward
 
 
@@ -138,15 +151,16 @@ def run_tests(task: Task, room: Room, variables: Mapping[str, str]) -> float:
     if not script.exists():
         shutil.copy2(task.folder / task.test_script, script)
     for file in tests.rglob("*"):
-        with contextlib.suppress(UnicodeDecodeError, IsADirectoryError):
-            text = file.read_text()
-            if (shown := room.shown(text)) != text:
+        with contextlib.suppress(UnicodeDecodeError):
+            if file.is_file() and not file.is_symlink() and (shown := room.shown(text := file.read_text())) != text:
                 file.write_text(shown)
-    logs.mkdir(exist_ok=True)
-    for left in logs.glob("reward.*"):  # by the agent
-        left.unlink()
+    if logs.is_symlink() or logs.is_file():  # what the agent has left there could be a reward, or a link to any file
+        logs.unlink()
+    elif logs.exists():
+        shutil.rmtree(logs)
+    logs.mkdir()
     command = ["bash", room.shown(f"{TESTS}/{script.name}")]
-    own = {name: _expanded(room.shown(value), variables) for name, value in task.verifier_variables.items()}
+    own = {name: expanded(room.shown(value), variables) for name, value in task.verifier_variables.items()}
     tests_variables = {"TEST_DIR": room.shown(TESTS), **variables, **own}
     with (logs / "test-stdout.txt").open("wb") as output:
         code = room.run(command, tests_variables, task.verifier_seconds, output)
@@ -159,12 +173,12 @@ def run_tests(task: Task, room: Room, variables: Mapping[str, str]) -> float:
 
 def _reward(logs: Path) -> float:
     """Return ``reward.json``'s field ``reward``, or its only one; or else the number of ``reward.txt``."""
-    file = next((logs / name for name in ("reward.json", "reward.txt") if (logs / name).exists()), None)
-    if file is None:
+    there = (logs / name for name in ("reward.json", "reward.txt"))
+    if (file := next((each for each in there if each.is_file() and not each.is_symlink()), None)) is None:
         said = " ".join((logs / "test-stdout.txt").read_text(errors="replace").split())[-200:]
         raise Failed(f"the tests wrote no reward to /logs/verifier/reward.txt; their output: {said}")
     try:
-        value = json.loads(file.read_text())
+        value = json.loads(file.read_text()) if file.suffix == ".json" else float(file.read_text())
         if isinstance(value, dict):
             value = value["reward"] if "reward" in value else value.popitem()[1] if len(value) == 1 else None
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -181,11 +195,6 @@ def _filled(text: str, variables: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda found: variables[found[1]], text)
 
 
-def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    """Return a value of a Dockerfile's ENV with other variables filled in, as a build does."""
-    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: variables.get(found[1] or found[2], ""), text)
-
-
 def _warm_home(agent: str, path: str) -> Path:
     """Return the folder of what an agent's first episode made; it has another one after an update."""
     program = Path(shutil.which(shlex.split(KNOWN[agent].command or "sh")[0], path=path) or "/").resolve()
@@ -196,10 +205,11 @@ def _warm_home(agent: str, path: str) -> Path:
 def _keep(paths: tuple[str, ...], home: Path, warm: Path) -> None:
     for path in paths:
         if (home / path).is_dir() and not (warm / path).exists():
-            (warm / path).parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=warm.parent) as folder, contextlib.suppress(OSError):
-                # By a rename, and only once: other episodes may be doing the same.
-                os.rename(shutil.copytree(home / path, Path(folder, "copy"), symlinks=True), warm / path)
+            with contextlib.suppress(OSError):
+                (warm / path).parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=warm.parent) as folder:
+                    # By a rename, and only once: other episodes may be doing the same.
+                    os.rename(shutil.copytree(home / path, Path(folder, "copy"), symlinks=True), warm / path)
 
 
 if __name__ == "__main__":

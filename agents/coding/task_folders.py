@@ -14,6 +14,8 @@ import yaml
 
 _SECONDS = 600.0  # of an agent and of tests that name no limit
 _UNDERSTOOD = ("FROM", "WORKDIR", "COPY", "ENV", "LABEL", "EXPOSE", "CMD", "ENTRYPOINT")
+_OF_A_MODEL = re.compile(r"(OPENAI|ANTHROPIC)_")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 _OF_THE_HOST = "bin boot dev etc home lib lib64 opt proc root run sbin sys tmp usr var"
 
 
@@ -105,6 +107,8 @@ def _harbor(folder: Path) -> Task:
     built = folder / "environment"
     if environment.get("docker_image") and not (built / "Dockerfile").exists():
         raise NeedsContainer(f"its environment is the image {environment['docker_image']}")
+    if own := [name for name in verifier.get("env", {}) if _OF_A_MODEL.match(name)]:
+        raise NeedsContainer(f"its tests ask a model, by {', '.join(own)}; an episode's own is the agent's")
     if services := [*built.glob("*compose.y*ml")]:
         raise NeedsContainer(f"it has services: {services[0].name}")
     workdir, copies, variables = _built(built)
@@ -151,6 +155,11 @@ def _built(context: Path) -> tuple[str, tuple[tuple[Path, PurePosixPath], ...], 
             words = shlex.split(rest) if word in ("WORKDIR", "COPY", "ENV") else []
         except ValueError as error:
             raise NeedsContainer(f"its Dockerfile has {word} {rest[:60]}: {error}") from None
+        if word != "ENV":
+            known = dict[str, str]()
+            for name, value in variables.items():
+                known[name] = expanded(value, known)
+            words = [expanded(each, known) for each in words]
         if word == "WORKDIR":
             workdir = PurePosixPath(os.path.normpath(workdir / words[0]))
         elif word == "COPY":
@@ -173,6 +182,11 @@ def _built(context: Path) -> tuple[str, tuple[tuple[Path, PurePosixPath], ...], 
         below = target.relative_to(workdir)
         copies.append((source, below / source.name if source.is_file() and (into or target == workdir) else below))
     return str(workdir), tuple(copies), variables
+
+
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """Return a text with ``$NAME``, ``${NAME}`` and ``${NAME:-default}`` filled in, as a build does."""
+    return _VARIABLE.sub(lambda found: variables.get(found[1] or found[3]) or found[2] or "", text)
 
 
 def _instructions(dockerfile: str) -> Iterator[tuple[str, str]]:

@@ -30,11 +30,12 @@ class CommandFailed(Exception):
 
     Attributes:
         written: the end of what it wrote to stderr.
+        code: of the agent's process then.
     """
 
-    def __init__(self, message: str, written: str = "") -> None:
+    def __init__(self, message: str, written: str = "", code: int = 1) -> None:
         super().__init__(message)
-        self.written = written
+        self.written, self.code = written, code
 
 
 class CommandAgent:
@@ -72,7 +73,7 @@ class CommandAgent:
             output, errors, code = _run(command, environ | variables, scratch)
             if code:
                 reason = " ".join(errors.split())[-_REASON_CHARACTERS:] or "it wrote nothing to stderr"
-                raise CommandFailed(f"{text} ended with exit code {code}: {reason}", errors)
+                raise CommandFailed(f"{text} ended with exit code {code}: {reason}", errors, code)
             written = file.read_text(errors="replace") if file.exists() else ""
         if written.strip():
             rollout.report(_number(written, "EMPO2_REWARD_FILE"))

@@ -1,6 +1,7 @@
 """``empo2 controller``."""
 
 import os
+import signal
 from typing import Annotated
 
 import typer
@@ -37,7 +38,7 @@ def controller(
     """Start the controller alone, which starts the agents of a gateway: on this machine, or on Kubernetes."""
     from empo2.recipe.config import TRACES_VARIABLES, traces_endpoint
     from empo2.recipe.controller.run import check_gateway, run_on_kubernetes, run_on_this_machine
-    from empo2.recipe.network import direct
+    from empo2.recipe.network import direct, raise_descriptor_limit
     from empo2.recipe.protocol import KEY
 
     settings = options.settings()
@@ -51,6 +52,9 @@ def controller(
     check_gateway(url, key)
     interruption.check()
     if kubernetes is None:
+        raise_descriptor_limit()  # two for each agent
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup; else its terminal's end is its own
+            signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
         run_on_this_machine(url, key, agent, settings.agent.concurrency)
     else:
         run_on_kubernetes(url, key, kubernetes)

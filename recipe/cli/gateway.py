@@ -85,7 +85,8 @@ def _serve(app: object, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, and end within `_STOP_SECONDS` of it, whatever hangs."""
     import uvicorn
 
-    from empo2.recipe.gateway.connections import protocol_with_room, raise_descriptor_limit
+    from empo2.recipe.gateway.connections import protocol_with_room
+    from empo2.recipe.network import raise_descriptor_limit
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -243,7 +243,7 @@ def _name_of(settings: Settings, task: dict[str, Any]) -> str:
     if line is None:
         return settings.agent.name
     from empo2.agents.command.agent import parse
-    from empo2.recipe.preflight.agent import agent_variables
+    from empo2.recipe.files.tasks import agent_variables
 
     try:
         model = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_MODEL"), "x")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import httpx
 
+from empo2.agents.command.agent import CommandFailed
 from empo2.agents.rollout import Rollout
 from empo2.recipe.failures import error_of
 from empo2.recipe.protocol import ERROR_EVENT
@@ -33,7 +34,7 @@ def play(agent_class: str) -> int:
     except Exception as error:
         traceback.print_exc()
         _report(error, environment)
-        return 1
+        return getattr(error, "code", 1) if type(error) is CommandFailed else 1
     except SystemExit as error:
         if error.code:
             _report(error, environment)

@@ -3,16 +3,21 @@
 An agent's imports take seconds, a fork takes milliseconds. All else is as if the agent had been started alone: its
 process, session and environment are its own, its random numbers too, and ``atexit`` functions run at its end.
 
-What cannot be shared is refused, and the forked process then becomes a new Python: for another class, and for one whose
-module reads a variable that differs between rollouts while it is imported, or leaves a thread or an open socket behind.
+What is made while the module is imported is the same in all: a generator of random numbers, or a folder, belongs into
+``run()``. What cannot be shared is refused, and the forked process then becomes a new Python: for another class, and
+for one whose module reads a variable that differs between rollouts while it is imported, or leaves a thread or an open
+socket behind.
 """
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import mmap
+import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -24,6 +29,7 @@ from empo2.recipe.controller.warm_agents import AGENT_CLASS
 
 # Most agents are clients of openai's; some import it only when they play, and it imports parts of itself later still.
 _USED_BY_MOST = ("openai", "openai.resources.chat.completions")
+_PR_SET_PDEATHSIG = 1
 # Set while the class is imported only: their threads, which a fork would lose, start at the import of numpy.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -95,12 +101,19 @@ def _cannot_fork() -> str | None:
     return None
 
 
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_end_with_parent()  # the controller, even if it is killed
 _refuses, _changed = import_class(os.environ[AGENT_CLASS])
+_path = [*sys.path]  # multiprocessing gives each fork the controller's
 _SAID = mmap.mmap(-1, 1)  # shared by all forks: not 0 once one has said why it is refused
 
 
 def run_agent(agent_class: str, environment: dict[str, str]) -> None:
     """Run an agent in this forked process; exit with its code."""
+    _end_with_parent()
     os.setsid()
     if reason := _refuses(agent_class, environment):
         if not _SAID[0]:
@@ -111,7 +124,9 @@ def run_agent(agent_class: str, environment: dict[str, str]) -> None:
         os.execve(sys.executable, [sys.executable, "-c", ALONE, agent_class], environment)
     os.environ.clear()
     os.environ.update({name: value for name, value in {**environment, **_changed}.items() if value is not None})
-    sys.argv = ["-c", agent_class]  # as upstream starts it
+    sys.argv, sys.path[:] = ["-c", agent_class], _path  # as upstream starts it
+    multiprocessing.set_start_method(None, force=True)
+    multiprocessing.current_process().name = "MainProcess"
     if "numpy.random" in sys.modules:  # Python's own generator is seeded anew by a fork
         sys.modules["numpy.random"].seed()
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.resources
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import httpx
 from agentlightning.controller import local_reconciler
 from agentlightning.controller.__main__ import _run_controller
-from agentlightning.schemas import Rollout
+from agentlightning.schemas import TERMINAL_STATES, Rollout
 from omegaconf import DictConfig, OmegaConf
 
 from empo2.recipe.controller.warm_agents import is_traced, start_agent, start_fork_server
@@ -20,6 +21,7 @@ from empo2.recipe.waiting import gateway_answer, gateway_http
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 1  # of one request to a gateway that may be starting
 _NO_ROLLOUT = "none"
+_LEAVE_SECONDS = 10  # for an agent whose rollout is over
 
 
 def check_gateway(url: str, key: str) -> None:
@@ -72,15 +74,37 @@ def start_agents_with(start: object) -> None:
 
 
 class OwnKeys(local_reconciler.LocalReconciler):
-    """Gives each agent its rollout's key, and plays as many as there is room for.
+    """Gives each agent its rollout's key, plays as many as there is room for, and ends those whose rollout is over.
 
     agent-lightning's reconciler reads the key from the controller's settings, and lists 50 rollouts at a time, those
-    that run among them (``_reconcile_once``).
+    that run among them (``_reconcile_once``). It knows the time limit of those alone: an agent whose rollout is gone,
+    as with a gateway that was started again, would hold its place for ever.
     """
 
     def __init__(self, api: Any, config: DictConfig) -> None:
         super().__init__(api, config)
-        self._api = _Listing(api, 2 * self._pool_size)
+        self._api = self._listing = _Listing(api, 2 * self._pool_size)
+        self._over: dict[str, float] = {}  # rollouts that are, and since when, of agents that run
+
+    async def _reconcile_once(self, *, spawn_queued: bool = True) -> None:
+        await super()._reconcile_once(spawn_queued=spawn_queued)
+        now = time.monotonic()
+        running = {rollout: item for rollout, item in self._rid_to_proc.items() if item.proc.returncode is None}
+        self._over = {
+            rollout: self._over.get(rollout, now)
+            for rollout in running.keys() - self._listing.listed
+            if rollout in self._over or await self._is_over(rollout)
+        }
+        for rollout, since in self._over.items():
+            if now - since > _LEAVE_SECONDS:
+                await self._kill_process_group(rollout, running[rollout])
+
+    async def _is_over(self, rollout: str) -> bool:
+        """Return whether the gateway has no such rollout, or one that has ended."""
+        answer = await self._api.get(f"/api/rollouts/{rollout}")
+        if answer.status_code == 404:
+            return True
+        return answer.raise_for_status().json()["rollout"]["status"]["state"] in TERMINAL_STATES
 
     async def _spawn_for(self, rollout: Rollout) -> bool:
         shared, self._config = self._config, _of_rollout(rollout, self._config)
@@ -91,16 +115,25 @@ class OwnKeys(local_reconciler.LocalReconciler):
 
 
 class _Listing:
-    """agent-lightning's client, which asks for at most so many rollouts in the place of 50."""
+    """agent-lightning's client, which asks for at most so many rollouts in the place of 50.
+
+    Attributes:
+        listed: ids of those that it has got last.
+    """
 
     def __init__(self, api: Any, most: int) -> None:
         self._api, self._most = api, most
+        self.listed: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._api, name)
 
-    async def get(self, path: str, *, params: httpx.QueryParams) -> httpx.Response:
-        return await self._api.get(path, params=params.set("limit", self._most))
+    async def get(self, path: str, *, params: httpx.QueryParams | None = None) -> httpx.Response:
+        if params is None:
+            return await self._api.get(path)
+        answer = await self._api.get(path, params=params.set("limit", self._most))
+        self.listed = {each["rollout_id"] for each in answer.raise_for_status().json()}
+        return answer
 
 
 def with_own_key(build: Callable[[Rollout, DictConfig], Any]) -> Callable[[Rollout, DictConfig], Any]:

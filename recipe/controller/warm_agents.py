@@ -11,10 +11,14 @@ from multiprocessing.forkserver import ensure_running, read_signed
 from multiprocessing.popen_forkserver import Popen
 from typing import Any
 
+import psutil
+
+from empo2.agents.process_guard import is_guard
 from empo2.recipe.config import TRACES_VARIABLES
 from empo2.recipe.protocol import traceparent
 
 AGENT_CLASS = "EMPO2_AGENT_CLASS"  # what the fork server imports, ``module:Class``
+_ADDRESS = "AGL_OPENAI_BASE_URL"  # has the rollout in it
 
 
 def start_fork_server(agent_class: str) -> None:
@@ -33,12 +37,13 @@ async def start_agent(*command: str, env: dict[str, str], **_: Any) -> "WarmAgen
     The agent has its own session, ``env`` alone as its environment, and this process's output. Where traces are on, it
     finds the parent of its spans in TRACEPARENT.
     """
-    rollout = re.search(r"/proxy/rollout/([^/]+)/", env.get("AGL_OPENAI_BASE_URL", ""))
+    rollout = re.search(r"/proxy/rollout/([^/]+)/", env.get(_ADDRESS, ""))
     if rollout and is_traced():
         env = {**env, "TRACEPARENT": traceparent(rollout[1])}
     # Process.start would read the exit codes of the agents that have just ended, and keep them from WarmAgent.
     process = ForkServerProcess(target=_run, args=(command[-1], env))
-    return WarmAgent(await asyncio.to_thread(Popen, process))  # the first waits for the import
+    popen = await asyncio.to_thread(Popen, process)  # the first waits for the import
+    return WarmAgent(popen, env.get(_ADDRESS, ""))
 
 
 def is_traced() -> bool:
@@ -54,10 +59,10 @@ class WarmAgent:
         returncode: None while it runs; negative after a signal.
     """
 
-    def __init__(self, process: Popen) -> None:
+    def __init__(self, process: Popen, address: str) -> None:
         self.pid = process.pid
         self.returncode: int | None = None
-        self._process = process
+        self._process, self._address = process, address
         self._ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(process.sentinel, self._end)
 
@@ -72,12 +77,32 @@ class WarmAgent:
         try:
             self.returncode = read_signed(self._process.sentinel)
         except EOFError:  # the fork server has ended, which would tell the code
-            for kill in (os.kill, os.killpg):  # it may have no session yet
-                with contextlib.suppress(ProcessLookupError):
-                    kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may have no session yet
+                os.kill(self.pid, signal.SIGKILL)
             self.returncode = -signal.SIGKILL
         self._process.close()  # its descriptors: agent-lightning keeps every agent that it has started
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if self._address:
+            asyncio.get_running_loop().run_in_executor(None, end_left_by, self._address)
         self._ended.set()
+
+
+def end_left_by(address: str) -> None:
+    """Kill what an agent has left in sessions of its own, such as browsers: what has its rollout's address.
+
+    Guards are left, and what they guard: they end it themselves when their owner has ended.
+    """
+    left = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_ADDRESS) == address:
+                left.append(process)
+    guards = {process for process in left if is_guard(process.pid)}
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            if guards.isdisjoint([process, *process.parents()]):
+                process.kill()
 
 
 def _run(agent_class: str, environment: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 import codecs
 import csv
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from empo2.recipe.protocol import MADE_UP, PANEL, TRAIN_PANEL, UNSEEN_PANEL, sco
 
 _HUB = "hub:"
 _CANARY = "canary"  # the field by which a data set, such as HLE, asks that nobody trains on it
+_VARIABLE_BYTES = 130_000  # with its name, Linux takes 32 pages (MAX_ARG_STRLEN)
 _EVERY = 10  # of a file without validation tasks, each tenth row is one
 
 Rows = list[dict[str, Any]]
@@ -102,6 +104,27 @@ def read_tasks(
         held_out = set(range(0, len(train), _EVERY)[: len(val)])
         train = [row for number, row in enumerate(train) if number not in held_out]
     return train, val[:most_validation_tasks]
+
+
+def agent_variables(task: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ``agent.env`` for a task, as agent-lightning's controller (1.0.2) sets them.
+
+    Raises:
+        ConfigError: the task has not the field of a variable, or the variable cannot hold it.
+    """
+    from agentlightning.controller.local_reconciler import _build_env_from_map
+
+    try:
+        variables = _build_env_from_map(task, dict(env))
+    except ValueError as error:
+        field = str(error).rpartition(" ")[2].removeprefix("input.")
+        raise ConfigError(f"has no field {field!r}, which agent.env names; it has {sorted(task)}") from None
+    for name, text in variables.items():
+        if "\0" in text or len(os.fsencode(text)) > _VARIABLE_BYTES:
+            limit = f"a variable holds at most {_VARIABLE_BYTES:,} bytes, none of them 0"
+            fix = "give the agent a file, and its path in the task"
+            raise ConfigError(f"agent.env.{name}={env[name]}, {len(text):,} characters: {limit}; {fix}")
+    return variables
 
 
 def _checked(rows: Sequence[Any], source: str) -> Rows:

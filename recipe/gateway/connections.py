@@ -1,25 +1,15 @@
 """The gateway's connections: headers come in time, and those without a key leave room for those with one."""
 
 import asyncio
-import resource
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEADER_SECONDS = 20  # from a connection, or a request's first byte, to the end of its headers
 ADMIT = "empo2_admit"  # in a request's ``state``: to be called once its key is known
-_DESCRIPTORS = 65_536  # at most; some systems allow a billion, and libraries make tables of them
 _SPARED = 256  # descriptors for files, the model servers and the trainer
 
 _HttpProtocol: Any = AutoHTTPProtocol  # that of httptools or of h11
-
-
-def raise_descriptor_limit() -> int:
-    """Let this process have as many open files and connections as it may; return how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = max(soft, min(hard, _DESCRIPTORS))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return limit
 
 
 def protocol_with_room(descriptors: int, seconds: float = HEADER_SECONDS) -> type[asyncio.Protocol]:

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from empo2.agents.process_guard import adopt_orphans, end_descendants, guarded
 from empo2.recipe import interruption, preemption
 from empo2.recipe.errors import Preempted, ProcessError
@@ -125,6 +127,12 @@ class Processes:
     def pid(self, name: str) -> int:
         """Return the id of a process's guard, whose descendants are all that the process has started."""
         return self._guards[name].pid
+
+    def descendants(self, name: str) -> list[psutil.Process]:
+        """Return all that a process has started, and itself; none before its start and after its end."""
+        with contextlib.suppress(KeyError, psutil.NoSuchProcess):
+            return psutil.Process(self.pid(name)).children(recursive=True)
+        return []
 
     def check(self) -> list[str]:
         """Start processes again that may be, and raise if the run must end.

@@ -40,7 +40,7 @@ class Watch:
         self._run = processes.directory
         self._metrics = NewLines(self._run / METRICS_FILE)
         self._log = NewLines(self._run / "trainer.log")
-        self._workers = Workers()
+        self._workers = Workers(processes)
         self._causes: set[tuple[str, str]] = set()
         self._asked = -math.inf
         self._warned = False
@@ -93,9 +93,10 @@ class Watch:
 
 
 class Workers:
-    """The vital processes of Ray and vLLM among the descendants of this process."""
+    """The vital processes of Ray and vLLM among the trainer's descendants; agents may have some of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
         self._seen: dict[psutil.Process, str] = {}
         self._ended: dict[str, float] = {}
         self._logs: list[Path] = []  # of Ray's raylets
@@ -117,7 +118,7 @@ class Workers:
         for title, ended in self._ended.items():
             if now - ended >= _GRACE_SECONDS:
                 raise ProcessError(f"{title} has ended, and the trainer waits for it{self._killed()}")
-        for process in psutil.Process().children(recursive=True):
+        for process in self._processes.descendants("trainer"):
             with contextlib.suppress(psutil.Error, IndexError):
                 words = process.cmdline()
                 if process not in self._seen and (title := _VITAL.match(words[0].rpartition("/")[2])):

@@ -1,11 +1,11 @@
 """Whether an agent can be started, and its tasks be played."""
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from empo2.recipe.config import Settings, imported
 from empo2.recipe.errors import ConfigError
+from empo2.recipe.files.tasks import agent_variables
 from empo2.recipe.files.tool_calls import tool_support
 from empo2.recipe.protocol import scope_of
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from empo2.recipe.retrofit.recorder import Call
 
 _CALL_SECONDS = 60
-_VARIABLE_BYTES = 130_000  # with its name, Linux takes 32 pages (MAX_ARG_STRLEN)
 
 
 def check_agent(settings: Settings) -> str | None:
@@ -43,27 +42,6 @@ def check_fields(settings: Settings, where: str, rows: Sequence[Mapping[str, Any
         except ConfigError as error:
             raise ConfigError(f"{where}, row {number}: {error}") from None
         scope_of(row, settings.memory.scope)
-
-
-def agent_variables(task: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ``agent.env`` for a task, as agent-lightning's controller (1.0.2) sets them.
-
-    Raises:
-        ConfigError: the task has not the field of a variable, or the variable cannot hold it.
-    """
-    from agentlightning.controller.local_reconciler import _build_env_from_map
-
-    try:
-        variables = _build_env_from_map(task, dict(env))
-    except ValueError as error:
-        field = str(error).rpartition(" ")[2].removeprefix("input.")
-        raise ConfigError(f"has no field {field!r}, which agent.env names; it has {sorted(task)}") from None
-    for name, text in variables.items():
-        if "\0" in text or len(os.fsencode(text)) > _VARIABLE_BYTES:
-            limit = f"a variable holds at most {_VARIABLE_BYTES:,} bytes, none of them 0"
-            fix = "give the agent a file, and its path in the task"
-            raise ConfigError(f"agent.env.{name}={env[name]}, {len(text):,} characters: {limit}; {fix}")
-    return variables
 
 
 def check_rows(settings: Settings, where: str, rows: Sequence[Mapping[str, Any]]) -> None:

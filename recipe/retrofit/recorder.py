@@ -29,6 +29,7 @@ from empo2.agents import process_guard
 from empo2.agents.process_guard import guarded
 from empo2.recipe.config import Settings
 from empo2.recipe.controller.agent_process import ALONE
+from empo2.recipe.files.tasks import agent_variables
 from empo2.recipe.gateway.app import make_gateway
 from empo2.recipe.gateway.memory import open_memory
 from empo2.recipe.gateway.normal_form import LEFT_OUT
@@ -37,7 +38,6 @@ from empo2.recipe.gateway.request import Answer, Next, Request
 from empo2.recipe.gateway.server_client import CALL_SECONDS
 from empo2.recipe.messages import is_beside
 from empo2.recipe.network import LOOPBACK, bind, direct
-from empo2.recipe.preflight.agent import agent_variables
 from empo2.recipe.protocol import Keys
 from empo2.recipe.retrofit.scripted_model import Body, Script, embeddings
 

@@ -83,7 +83,8 @@ def test_a_reward_in_either_form(outside: Path, form: str) -> None:
 
 def test_variables_of_a_dockerfile_are_filled_in_and_name_the_rooms_folders(outside: Path, form: str) -> None:
     """The room's HOME stays, and the host's programs are found."""
-    files = 'ENV PYTHONPATH=/app/deeper HOME=/root\nENV PATH="/app/bin:$PATH" WORD=${NAME}right${NO_SUCH}\n'
+    files = "ENV AT=/app\nWORKDIR ${AT}/${BELOW:-.}\nENV PYTHONPATH=$AT/deeper HOME=/root\n"
+    files += 'ENV PATH="/app/bin:$PATH" WORD=${NAME}right${NO_SUCH}\n'
     toml = "[environment.env]\nPLACE = '/app/answer.txt'\n[verifier.env]\nMORE = '$PLACE'\n"
     tests = "cd / && python3 -c 'import more' && cp \"$MORE\" /logs/verifier/reward.txt\n"
     task = harbor(outside / "task", tests, toml, f"COPY files/ .\n{files}")
@@ -113,7 +114,7 @@ def test_episodes_begin_alike_and_apart(outside: Path, capfd: pytest.CaptureFixt
     if not room_is_isolated():
         pytest.skip("bubblewrap does not run here")
     task = harbor(outside / "task")
-    for name in ("AGL_EVENT_URL", "EMPO2_REWARD_FILE", "TASK_FOLDER"):
+    for name in ("AGL_EVENT_URL", "EMPO2_REWARD_FILE", "TASK_FOLDER", "XDG_CONFIG_HOME", "CODEX_HOME"):
         monkeypatch.setenv(name, "secret")
     look = (
         "pwd; echo $HOME; git log --format='%H %ad'; git status --short; stat -c '%n %y' . * deeper/*; ls /tmp $HOME; "
@@ -163,7 +164,9 @@ def test_a_home_is_a_copy_and_a_warm_one_is_kept(outside: Path, capfd: pytest.Ca
         ('echo \'{"reward": 0.5, "files": 2}\' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt', 0.5),
         ("echo '{\"share\": 0.75}' > /logs/verifier/reward.json; exit 3", 0.75),
         ("echo oh", "the tests wrote no reward to /logs/verifier/reward.txt; their output: oh"),
+        ("echo .50 > /logs/verifier/reward.txt", 0.5),
         ("echo nan > /logs/verifier/reward.txt", "must be one finite number"),
+        ("ln -s /etc/hostname /logs/verifier/reward.txt", "the tests wrote no reward"),
         ("sleep 60", "the tests met their time limit of 1 s"),
     ],
 )
@@ -176,11 +179,42 @@ def test_rewards_of_harbor(outside: Path, tests: str, reward: float | str) -> No
             say(task, "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt")
 
 
+def test_what_an_agent_leaves_in_the_place_of_the_tests_logs_is_not_followed(outside: Path, form: str) -> None:
+    task, mine = harbor(outside / "task"), outside / "mine"
+    mine.mkdir()
+    (mine / "reward.txt").write_text("of the operator\n")
+    (task / "tests/link").symlink_to("/nowhere/in/the/image")
+    logs = "rm -rf /logs/verifier; mkdir /logs/verifier; "
+    for line in (f"{logs} ln -s {mine}/reward.txt /logs/verifier/test-stdout.txt", f"ln -s {mine} /logs/verifier"):
+        assert say(task, line) == 0.25
+        assert [(each.name, each.read_text()) for each in mine.iterdir()] == [("reward.txt", "of the operator\n")]
+
+
+def test_an_installation_that_was_cut_is_not_kept(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, programs = harbor(outside / "task", toml="[agent]\ntimeout_sec = 1\n"), outside / "bin"
+    programs.mkdir()
+    (programs / "opencode").write_text('#!/bin/sh\nmkdir -p "$HOME/.cache/opencode/half"; sleep ${SECONDS_OF_IT:-0}\n')
+    (programs / "opencode").chmod(0o755)
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "http://gateway/v1")
+    kept = []
+    for seconds in ("60", "0"):
+        monkeypatch.setenv("SECONDS_OF_IT", seconds)
+        assert play(read_task(task), "opencode", [], [str(programs)]) == 0.25
+        kept.append(len([*outside.glob("cache/**/half")]))
+    assert kept == [0, 1]
+    shutil.rmtree(outside / "cache")
+    (outside / "cache").write_text("no folder")  # as one that cannot be written
+    assert play(read_task(task), "opencode", [], [str(programs)]) == 0.25
+
+
 def test_an_agent_that_ends_with_an_error(outside: Path) -> None:
     task = harbor(outside / "task", TESTS.replace("0.25", "0"))
     assert say(task, "echo right > answer.txt; exit 1") == 1
-    with pytest.raises(Failed, match="exit code 7"):
-        say(task, "exit 7")
+    for line, code in (("exit 7", 7), ("kill -9 $$", 137)):
+        with pytest.raises(Failed, match=f"exit code {code}") as caught:
+            say(task, line)
+        assert caught.value.code == code  # the command's, by which a signal is told from the agent's own failure
     for name, words, said in (("command", ["no-such"], "no program ['no-such']"), ("codex", [], "npm i @openai/codex")):
         with pytest.raises(Failed, match=re.escape(said)):
             play(read_task(task), name, words)
@@ -212,6 +246,7 @@ NEED_CONTAINERS = [
     ("[environment]\nworkdir = '/usr/src'\n", "COPY files/ .", "workdir is /usr/src, its Dockerfile's /app"),
     ("", "COPY files/ ../x", "copies to /x, outside of WORKDIR /app"),
     ("", "ENV WORD=it's", "ENV WORD=it's: No closing quotation"),
+    ("[verifier.env]\nOPENAI_API_KEY = '${OPENAI_API_KEY}'\n", "", "its tests ask a model, by OPENAI_API_KEY"),
 ]
 
 

@@ -98,6 +98,7 @@ def test_a_failure_is_one_line_and_leaves_no_reward(run, server, code, says):
     with pytest.raises(CommandFailed) as caught:
         run(code, AGENT_REWARD="stdout")
     assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert caught.value.code == (137 if "137" in says else 3 if "code 3" in says else 1)
     assert server.events == []
 
 

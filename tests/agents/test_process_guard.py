@@ -123,6 +123,30 @@ def test_the_command_inherits_what_the_guard_was_given_and_nothing_else(start: S
         os.close(inherited)
 
 
+def test_another_users_processes_hold_no_guard_up(start: Start) -> None:
+    """As those of sudo; here `os.kill` refuses one process."""
+    code = """
+import os, subprocess, sys
+from empo2.agents import process_guard
+
+process_guard._NESTED_GUARD_SECONDS = 0.3
+process_guard.adopt_orphans()
+others, mine = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
+kill = os.kill
+def refuse(pid, number):
+    if pid == others.pid:
+        raise PermissionError
+    kill(pid, number)
+os.kill = refuse
+process_guard.end_descendants()
+kill(others.pid, 0)
+print(mine.wait(), flush=True)
+"""
+    process = start(code)
+    hear(process, b"0")  # reaped already
+    assert process.wait(20) == 0
+
+
 def test_orphans_are_reaped_while_the_command_runs(start: Start) -> None:
     orphan = "import os\nif not os.fork():\n    os.fork()\n    os._exit(0)\nos.wait()\n"
     guard = start(orphan * 20 + "print('up', flush=True)\nimport time\ntime.sleep(1000)", grace=5)

@@ -26,10 +26,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
 
-from empo2.recipe.gateway.connections import ADMIT, protocol_with_room, raise_descriptor_limit
+from empo2.recipe.gateway.connections import ADMIT, protocol_with_room
 from empo2.recipe.gateway.metrics import StepMetrics
 from empo2.recipe.gateway.request import Request
 from empo2.recipe.gateway.stages.access import check_key
+from empo2.recipe.network import raise_descriptor_limit
 from empo2.recipe.protocol import ADMIN_KEY, CALL_EVENT, ERROR_EVENT, KEY, Keys
 
 from .harness import AGENT_KEY, GatewayUnderTest, as_trainer, running_gateway, user

@@ -14,8 +14,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 from rich.console import Console
@@ -184,7 +187,8 @@ def test_a_gateway_that_is_killed_within_a_minute_is_started_again_once(processe
 
 def test_a_model_server_that_ends_while_the_trainer_waits_ends_the_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("empo2.recipe.launcher.watch._LOOK_SECONDS", 0)
-    workers = Workers()
+    processes: Any = SimpleNamespace(descendants=lambda name: psutil.Process().children(recursive=True))
+    workers = Workers(processes)
     titles = ("ray::vLLMHttpServer.generate", "ray::IDLE")
     server, idle = (subprocess.Popen([title, "1000"], executable="/bin/sleep") for title in titles)
     log = tmp_path / "raylet.out"  # of Ray 2.60
@@ -208,6 +212,18 @@ def test_a_model_server_that_ends_while_the_trainer_waits_ends_the_run(tmp_path:
         for process in (server, idle, raylet):
             process.kill()
             process.wait()
+
+
+def test_a_process_has_descendants_of_its_own(processes: Processes) -> None:
+    """An agent's Ray, or vLLM, is none of the trainer's."""
+    for name in ("trainer", "controller"):
+        processes.start(name, ["/bin/sh", "-c", "sleep 1000; true"])
+
+    def sleeping(name: str) -> set[int]:
+        return {each.pid for each in processes.descendants(name) if each.name() == "sleep"}
+
+    until(lambda: sleeping("trainer") and sleeping("controller"))
+    assert not sleeping("trainer") & sleeping("controller") and processes.descendants("gateway") == []
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from fastapi import FastAPI
 
 from empo2.recipe.cli import main
 from empo2.recipe.config import load_settings
-from empo2.recipe.files.tasks import load_tasks
-from empo2.recipe.preflight.agent import agent_variables
+from empo2.recipe.files.tasks import agent_variables, load_tasks
 from empo2.recipe.retrofit.scripted_model import Script
 
 from ..needs import need

@@ -133,6 +133,8 @@ _EXITED = "subprocess exited with code 1"
         (failed(_EXITED, _ANSWERED, refused(503), _ANSWERED), "failed_by_agent"),  # asked again
         (failed(_EXITED), "failed_by_system"),  # before the model has said anything
         (failed("subprocess exited with code -9", _ANSWERED), "failed_by_system"),  # killed
+        (failed("subprocess exited with code 137", _ANSWERED), "failed_by_system"),  # a command that was killed
+        (failed("subprocess exited with code 255", _ANSWERED), "failed_by_agent"),
         (failed("local subprocess timed out", _ANSWERED), "failed_by_system"),
         (failed(None, _ANSWERED), "failed_by_system"),
     ],

@@ -20,6 +20,7 @@ from agentlightning.controller import k8s_reconciler, local_reconciler
 from agentlightning.schemas import Rollout
 from omegaconf import OmegaConf
 
+from empo2.agents.process_guard import guarded
 from empo2.recipe.config import TRACES_VARIABLES
 from empo2.recipe.controller.kubernetes import TellingReconciler
 from empo2.recipe.controller.run import OwnKeys, start_agents_with, with_own_key
@@ -100,6 +101,35 @@ async def test_an_agents_end_is_its_own(warm, act: str, code: int, said: str | N
     assert await agents.play("tell") == 0
     os.killpg(running.pid, signal.SIGKILL)
     assert await running.wait() == -signal.SIGKILL
+
+
+async def test_what_an_agent_leaves_ends_with_it_and_a_guard_ends_what_it_guards(warm) -> None:
+    """In its session, and in one of its own, as browsers are started."""
+    agents, address = warm(), {"AGL_OPENAI_BASE_URL": "http://gateway/proxy/rollout/r-1/attempt/0/mode/train/openai/v1"}
+    guarding = subprocess.Popen(
+        guarded(["sleep", "1000"]), stdin=subprocess.PIPE, env={**os.environ, **address}, start_new_session=True
+    )
+    until(lambda: psutil.Process(guarding.pid).children())
+    assert await agents.play("leave", **address) == 0
+    left = [int(pid) for pid in agents.lines()[0].split()[1:]]
+    assert len(left) == 2
+    until(lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in left))
+    assert guarding.poll() is None and psutil.Process(guarding.pid).children()
+    with guarding:  # its owner's end
+        pass
+
+
+async def test_a_fork_is_a_main_process_with_the_path_of_its_module(warm, tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library/beside_it.py").write_text("")
+    (tmp_path / "path_agent.py").write_text(
+        f"import sys\nfrom warm_agents_of_tests import Agent as Base\n"
+        f"sys.path.insert(0, {str(tmp_path / 'library')!r})\n"
+        "class Agent(Base):\n    def run(self):\n        import beside_it\n        super().run()\n"
+    )
+    agents = warm("path_agent:Agent")
+    assert await agents.play("alone") == 0
+    assert agents.lines()[0] == "MainProcess None"
 
 
 async def test_agents_that_have_ended_hold_no_descriptors(warm) -> None:

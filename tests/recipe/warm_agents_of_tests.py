@@ -1,9 +1,11 @@
 """Agents that the process of test_warm_agents.py forks; ``ACT`` says what one does."""
 
 import atexit
+import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 
@@ -31,6 +33,12 @@ class Agent:
                 sys.exit(7)
             case "crash":
                 os.kill(os.getpid(), signal.SIGSEGV)
+            case "leave":
+                left = [subprocess.Popen(["sleep", "1000"], start_new_session=own) for own in (False, True)]
+                print("left", *(each.pid for each in left))
+            case "alone":
+                print(multiprocessing.current_process().name, multiprocessing.get_start_method(allow_none=True))
+                multiprocessing.set_start_method("spawn")
             case "hang":
                 if not os.fork():
                     print(f"child|{os.getpid()}", flush=True)
