@@ -1,6 +1,6 @@
 """What MemRL (arXiv 2601.03192) builds on, measured in a memory.
 
-    .venv/bin/python bench/memory_values.py values runs/memrl/seed-0-trial-10.sqlite --return-scale 0.01
+    .venv/bin/python bench/memory_values.py values runs/memrl/seed-0-trial-10.sqlite --returns -100 100
     .venv/bin/python bench/memory_values.py similarities runs/memrl/seed-0-trial-10.sqlite
 
 - `values`: how well the learned values predicted success, tip by tip and episode by episode;
@@ -27,7 +27,7 @@ _ROUNDING = 1e-6
 
 _EXAMPLES = """\b
 examples:
-  bench/memory_values.py values runs/demo --learning-rate 0.3 --return-scale 0.01
+  bench/memory_values.py values runs/demo --learning-rate 0.3 --returns 0 100
   bench/memory_values.py similarities runs/demo --scope task=find-animal"""
 _console = Console(highlight=False, markup=False, emoji=False)
 app = typer.Typer(
@@ -46,9 +46,12 @@ def values(
     learning_rate: Annotated[
         float | None, typer.Option(help="memory.value_learning_rate of the run.  [default: config.yaml's]")
     ] = None,
-    return_scale: Annotated[
-        float | None,
-        typer.Option(help="algorithm.return_scale of the run, or 1 / its range.  [default: config.yaml's, 1]"),
+    returns: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            metavar="WORST BEST",
+            help="algorithm.failure_return and success_return of the run.  [default: config.yaml's, 0 and 1]",
+        ),
     ] = None,
     scope: Scope = None,
 ) -> None:
@@ -56,14 +59,14 @@ def values(
 
     Each use of a tip counts with the value before the episode that saw it, in ten bins with their share of successes;
     Pearson's r is 0.861 of MemRL's bins. Of the best tips, 12 % come from failures in the paper. The values are learned
-    again from the recorded plays, so give the run's rate and scale.
+    again from the recorded plays, so give the run's rate and range of returns.
     """
     defaults = load_settings()
     rate = defaults.memory.value_learning_rate if learning_rate is None else learning_rate
-    scale = defaults.algorithm.scale if return_scale is None else return_scale
+    worst, best = returns or (defaults.algorithm.failure_return, defaults.algorithm.success_return)
     with reading(memory) as db:
         chosen = chosen_scopes(db, scope)
-        uses = uses_of_tips(db, chosen, rate, scale)
+        uses = uses_of_tips(db, chosen, rate, worst, best)
         failures = failures_among_best(db, chosen)
     if not uses:
         _console.print("no tip has been shown yet")
@@ -111,14 +114,14 @@ class Bin(NamedTuple):
 
 
 def uses_of_tips(
-    db: sqlite3.Connection, scopes: Collection[str], learning_rate: float, return_scale: float
+    db: sqlite3.Connection, scopes: Collection[str], learning_rate: float, worst: float, best: float
 ) -> list[Use]:
     """Return every use of a tip in these scopes, by learning the values again, play by play.
 
     The value is the one before the episode: that after it has learned from the very success that it is to predict.
 
     Args:
-        learning_rate, return_scale: with which the values were learned.
+        learning_rate, worst, best: with which the values were learned, and the returns that were -1 and 1.
 
     Raises:
         MemoryFileError: this does not end in the stored values: they were learned otherwise.
@@ -130,14 +133,14 @@ def uses_of_tips(
         " ORDER BY plays.rowid, tip_id"
     ):
         before = values.get(tip, 0.0)
-        values[tip] = before + learning_rate * (return_scale * score - before)
+        values[tip] = before + learning_rate * (2 * (score - worst) / (best - worst) - 1 - before)
         if success is not None and scope in scopes:
             uses.append(Use(before, bool(success)))
     for tip, stored in db.execute("SELECT id, value FROM tips"):
         if abs(values.get(tip, 0.0) - stored) > _ROUNDING:
             raise MemoryFileError(
                 f"tip {tip} has the value {stored:.4g}, but its uses make it {values.get(tip, 0.0):.4g}: the values"
-                " were learned with another rate or scale, in paired groups, or in part before an import"
+                " were learned with another rate or range, in paired groups, or in part before an import"
             )
     return uses
 

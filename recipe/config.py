@@ -529,6 +529,9 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         yield f"algorithm.success_return={algorithm.success_return:g}: must exceed {worst}"
     if memory.retrieval == "value" and memory.candidates < memory.top_k:
         yield f"memory.candidates={memory.candidates}: must be at least top_k={memory.top_k}, which are shown of them"
+    if settings.critic.path is not None and model.val_temperature == 0:
+        why = "would be alike, and vLLM refuses them"
+        yield f"model.val_temperature=0: the {settings.critic.samples} samples of critic.path {why}; raise it"
     if memory.similarity_statistics and memory.similarity_statistics[1] <= 0:
         yield f"memory.similarity_statistics={memory.similarity_statistics}: the second, a deviation, must be above 0"
     for key in ("max_prompt_tokens", "max_episode_tokens") if algorithm.name == "empo2" else ():

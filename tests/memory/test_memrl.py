@@ -30,11 +30,11 @@ def test_each_use_counts_with_the_value_before_its_episode(tmp_path: Path) -> No
             play(store, episode, shown, scope="a", score=float(success), success=success)
         play(store, "four", [3], scope="b", success=True)
     with reading(tmp_path / "m.sqlite") as db:
-        uses = uses_of_tips(db, ALL, 0.5, 1.0)
+        uses = uses_of_tips(db, ALL, 0.5, -1.0, 1.0)
         assert uses == [(0.0, True), (0.5, False), (0.0, False), (0.25, True), (0.0, True)]
-        assert uses_of_tips(db, ["b"], 0.5, 1.0) == [(0.0, True)]
+        assert uses_of_tips(db, ["b"], 0.5, -1.0, 1.0) == [(0.0, True)]
         with pytest.raises(MemoryFileError, match=r"tip 1 has the value 0.625, but its uses make it 0.4"):
-            uses_of_tips(db, ALL, 0.3, 1.0)  # 0.3, 0.21, 0.447
+            uses_of_tips(db, ALL, 0.3, -1.0, 1.0)  # 0.3, 0.21, 0.447
 
 
 def test_values_in_bins() -> None:
@@ -115,6 +115,9 @@ def test_value_with_fixed_statistics_of_the_similarities():
         ({"candidates": 1, "value_weight": 1.0}, [0.6, 0.9, 0.7, 0.8], [100, 1, 4, 1], None, [1]),
         # Of one text the nearest and newest entry is a candidate.
         ({"candidates": 2, "value_weight": 1.0}, [0.9, 0.9, 0.8, 0.7, 0.6], [1, 1, 1, 2, 9], [7, 7, 7, 8, 9], [3, 1]),
+        # Of a state's notes, all are candidates: here those of the two states at 0.9 and 0.8.
+        ({"candidates": 2, "value_weight": 1.0}, [0.9, 0.9, 0.9, 0.8, 0.7], [1, 9, 1, 5, 99], None, [1, 3, 2]),
+        ({"candidates": 1, "value_weight": 1.0}, [0.9, 0.9000001, 0.9, 0.9], [9, 1, 1, 5], None, [0, 3, 1]),
         # Equal similarities leave it to the value.
         ({"value_weight": 0.3}, [0.7, 0.7, 0.7], [1, 3, 2], None, [1, 2, 0]),
         ({"value_weight": 1.0}, [0.7, 0.6], [0, 1e-200], None, [0, 1]),  # a spread too small to be squared is none
@@ -141,11 +144,13 @@ def z_scores(values):
     return [(value - fmean(values)) / spread if spread else 0 for value in values]
 
 
-@given(ROWS, st.integers(0, 5), st.sampled_from(SIMILARITIES), st.integers(0, 8), st.sampled_from([0.0, 0.37, 1.0]))
+@given(ROWS, st.integers(0, 5), st.sampled_from(SIMILARITIES), st.integers(1, 8), st.sampled_from([0.0, 0.37, 1.0]))
 @settings(max_examples=200)
 def test_ranking_by_value_equals_plain_python(rows, k, minimum, candidates, weight):
     columns = entries(*([row[i] for row in rows] for i in range(4)))
-    chosen = plain(rows, lambda row: row[:1], candidates, lambda similarity: similarity >= minimum)
+    chosen = plain(rows, lambda row: row[:1], len(rows), lambda similarity: similarity >= minimum)
+    states = sorted({rows[i][0] for i in chosen}, reverse=True)[:candidates]
+    chosen = [i for i in chosen if rows[i][0] in states]
     ranks = zip(z_scores([rows[i][0] for i in chosen]), z_scores([rows[i][2] for i in chosen]), strict=True)
     ranked = sorted(
         ((round((1 - weight) * z + weight * q, 9), rows[i][0], i) for (z, q), i in zip(ranks, chosen, strict=True)),

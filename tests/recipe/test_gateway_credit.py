@@ -28,7 +28,7 @@ async def shown_in(gateway: GatewayUnderTest, score: Any, bodies: list[Any] = RO
 
 @pytest.mark.parametrize("retrieval", ["score", "value"])
 async def test_shown_tips_are_credited_under_every_policy(tmp_path: Path, retrieval: str):
-    """Q <- Q + 0.3 (R - Q), with R the return times 0.01, once for each tip that an episode was shown."""
+    """Q <- Q + 0.3 (R - Q), with R the return's place from -100 to 100, once for each tip that an episode was shown."""
     async with running_gateway(tmp_path, f"memory.retrieval={retrieval}", "memory.exploration=0") as gateway:
         await gateway.store_tips(ROOMS, "alpha", "beta")
         await gateway.store_tips(turns("the market fell by three percent"), "of another state")
@@ -43,6 +43,17 @@ async def test_shown_tips_are_credited_under_every_policy(tmp_path: Path, retrie
         assert plays == [(first, "a", 50.0, 0, 3, 3), (second, "a", -100.0, 0, 1, 1), (nothing, "a", 7.0, 0, 1, 0)]
         credits = await gateway.query("SELECT credits.episode, text, turns FROM credits JOIN tips ON tips.id = tip_id")
         assert sorted(credits) == sorted((episode, tip, 1) for episode in (first, second) for tip in ("alpha", "beta"))
+
+
+async def test_a_tip_that_misleads_is_worth_less_than_one_that_was_never_tried(tmp_path: Path):
+    """Of rewards 0 and 1: Q <- 0.3 (-1), then 0.3 (1 + 0.3) - 0.3; whatever ``return_scale``."""
+    ends = ["algorithm.success_return=1", "algorithm.failure_return=0", "algorithm.return_scale=10"]
+    async with running_gateway(tmp_path, "memory.retrieval=value", "memory.exploration=0", *ends) as gateway:
+        await gateway.store_tips(ROOMS, "alpha")
+        gateway.model.fault = in_reflection(500)
+        for score, value in ((0, -0.3), (1, 0.09), (0.5, 0.063)):
+            await shown_in(gateway, score, ROOMS[:1])
+            assert await values(gateway) == {"alpha": pytest.approx(value)}
 
 
 async def test_tips_of_a_paired_group_are_credited_with_what_they_added(gateway: GatewayUnderTest):

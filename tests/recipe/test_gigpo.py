@@ -111,6 +111,17 @@ def test_intrinsic_reward_is_a_reward_of_its_turn() -> None:
     assert made({"x": new._replace(return_=99.0), "y": known._replace(return_=99.0)}, **changes)["x"][0] > 0.7
 
 
+def test_novelty_that_is_added_as_it_is_does_not_weigh_as_much_as_a_success() -> None:
+    """Equal returns, 1/n of 1 and 0: ±0.707 as a part of the score, ±0.005 beside it; with a success both add up."""
+    new, known = (Played(0, [("a", 1, reward)]) for reward in (1.0, 0.0))
+    changes = {"intrinsic_coefficient": 0.01, "success_return": 100.0, "return_scale": 0.01}
+    assert made({"x": new, "y": known}, **changes)["x"] == pytest.approx([0.70711], rel=1e-3)
+    plain = {**changes, "intrinsic_advantage": "plain"}
+    assert made({"x": new, "y": known}, **plain)["x"] == pytest.approx([0.005])
+    both = made({"x": new._replace(return_=100.0), "y": known}, **plain)
+    assert (both["x"], both["y"]) == (pytest.approx([0.71211], rel=1e-4), pytest.approx([-0.71211], rel=1e-4))
+
+
 def test_a_group_is_solved_for_the_turns_that_are_compared() -> None:
     """All without tips failed, both with tips solved it, in 2 turns and in 8: of their last turns, 1/n is left out.
 

@@ -29,6 +29,12 @@ def test_an_archive_by_hand() -> None:
     assert "tower" not in archive.cells
 
 
+def test_the_beginning_is_among_the_states_that_the_policy_chooses_from() -> None:
+    """It is the most visited one, and the only one that holds the task; eleven of the others are listed."""
+    archive = Archive({f"s{number}": Cell([], 50 - number) for number in range(40)})
+    assert archive.listed() == ["s0", *(f"s{number}" for number in range(29, 40))]
+
+
 def test_rare_states_are_drawn_more_often() -> None:
     """Weights 1/√1, 1/√4 and 1/√9: of 11/6, 6/11, 3/11 and 2/11."""
     archive = Archive({name: Cell([name], visits) for name, visits in (("a", 0), ("b", 3), ("c", 8))})
@@ -64,7 +70,8 @@ async def test_a_group_starts_where_the_policy_says(tmp_path: Path, empty_stores
         assert first["input"] == TASK | {"prefix": ""}
         variables = {"HOUSE_LEVEL": "input.level", "EPISODE_PREFIX": "input.prefix"}
         assert first["config"]["local"]["env_map"] == variables
-        await play(gateway, first["rollout_id"], ["hall", "den", "attic"], ["east", "", "up"])
+        hall = f"Find the coin. {'A hall. ' * 100}"  # the task is said whole
+        await play(gateway, first["rollout_id"], [hall, "den", "attic"], ["east", "", "up"])
         await play(gateway, validation["rollout_id"], ["hall", "secret"], ["down", "up"])  # leaves nothing
         answers = iter(["State 3.", "none of them", "77"])
         gateway.model.reply = lambda body: next(answers) if "promising" in str(body["messages"]) else "go"
@@ -79,7 +86,7 @@ async def test_a_group_starts_where_the_policy_says(tmp_path: Path, empty_stores
         gateway.model.fault = lambda path, body: 500
         await created(gateway)
         metrics = await gateway.drain()
-    assert "1. (seen 1 times) hall\n2. (seen 1 times) den\n3. (seen 1 times) attic\n\nFrom which" in asked
+    assert f"1. (seen 1 times) {hall.strip()}\n2. (seen 1 times) den\n3. (seen 1 times) attic\n\nFrom which" in asked
     assert (metrics["empo2/go_explore/states"], metrics["empo2/go_explore/failures"]) == (4, 1)
     assert metrics["empo2/go_explore/returns"] >= 3
 

@@ -219,3 +219,8 @@ def test_what_is_no_critic_of_these_settings(tmp_path: Path) -> None:
     assert said().startswith("is no critic of")
     preferring(Words(), "lamp", tmp_path / "c.pt")
     assert said("memory.state=end") == "was trained with memory.state='beginning'; this is 'end'"
+
+
+def test_samples_that_would_be_alike_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model.val_temperature=0: the 4 samples of critic.path would be alike"):
+        load_settings("cpu", ["critic.path=critic.pt", "model.val_temperature=0"])

@@ -30,22 +30,31 @@ def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[Tu
     without tips, which differ between rollouts; whitespace is collapsed. A turn without one is alone. Turns are
     compared as rollouts are, see `rollout_advantages`: the baseline of off-policy turns with tips is the mean of
     those without, if the cluster has some. Equal within the tolerance, or alone: 0. Where the rollouts of all turns
-    that are compared succeeded, 1/n is left out, as in `compared_scores`.
+    that are compared succeeded, 1/n is left out, as in `compared_scores`; with ``intrinsic_advantage: plain`` it is
+    added undivided.
     """
     kept, sizes = results.kept, list[int]()
     advantages: dict[Turn, float] = {}
     returns: dict[bool, dict[Turn, float]] = {True: {}, False: {}}  # with 1/n, and without
+    plain = algorithm.intrinsic_advantage == "plain"
+
+    def explores(turns: list[Turn]) -> bool:
+        return not all_solved((kept[rollout] for rollout, _ in turns), algorithm)
 
     def scores(turns: list[Turn]) -> list[float]:
-        explores = not all_solved((kept[rollout] for rollout, _ in turns), algorithm)
-        return equal_within_tolerance([returns[explores][turn] for turn in turns], algorithm)
+        with_1_n = not plain and explores(turns)
+        return equal_within_tolerance([returns[with_1_n][turn] for turn in turns], algorithm)
+
+    def novelty(turns: list[Turn]) -> list[float]:
+        share = 1 / (algorithm.scale * algorithm.return_range)
+        return [share * (returns[True][turn] - returns[False][turn]) if explores(turns) else 0.0 for turn in turns]
 
     for group in groups_of(kept):
         clusters: defaultdict[Any, dict[Turn, RolloutResult]] = defaultdict(dict)
         for rollout, result in group.items():
             turns, trained = results.turns(rollout), set(chain(*result.rows))
-            for explores, of_turns in returns.items():
-                rewards = [turn.intrinsic if explores else 0.0 for turn in turns]
+            for with_1_n, of_turns in returns.items():
+                rewards = [turn.intrinsic if with_1_n else 0.0 for turn in turns]
                 values = step_returns(result.return_, rewards, algorithm)
                 of_turns |= {(rollout, turn.number): value for turn, value in zip(turns, values, strict=True)}
             for turn in turns:
@@ -54,7 +63,9 @@ def turn_advantages(results: StepResults, algorithm: Algorithm) -> tuple[dict[Tu
                     clusters[state or (rollout, turn.number)][rollout, turn.number] = result
         for cluster in clusters.values():
             sizes.append(len(cluster))
-            advantages |= compare_halves(cluster, scores, algorithm.normalize_by_std)
+            compared = compare_halves(cluster, scores, algorithm.normalize_by_std)
+            more = compare_halves(cluster, novelty, normalize_by_std=False) if plain else dict.fromkeys(cluster, 0.0)
+            advantages |= {turn: compared[turn] + more[turn] for turn in cluster}
     shared = sum(size for size in sizes if size > 1)
     return advantages, {"gigpo/cluster_size_mean": sum(sizes) / len(sizes), "gigpo/shared_turns": shared / sum(sizes)}
 

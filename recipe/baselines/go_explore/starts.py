@@ -28,6 +28,7 @@ log = structlog.get_logger()
 
 PREFIX, VARIABLE = "prefix", "EPISODE_PREFIX"  # of a task: actions, a list in JSON; the agent's variable for it
 _LISTED, _CHARACTERS, _SECONDS = 12, 300, 60  # states that the policy is asked about, of each, for its answer
+_TASK_CHARACTERS = 3000  # of the beginning
 
 
 @dataclass
@@ -66,9 +67,13 @@ class Archive:
         return cells[generator.choice(len(cells), p=weights / weights.sum())]
 
     def listed(self) -> list[str]:
-        """Return the states that the policy chooses from: those seldom visited, in the order of their finding."""
-        rarest = {*sorted(self.cells, key=lambda state: self.cells[state].visits)[:_LISTED]}
-        return [state for state in self.cells if state in rarest]
+        """Return the states that the policy chooses from, in the order of their finding.
+
+        They are the beginning, which holds the task, and those seldom visited.
+        """
+        beginning, *others = self.cells
+        rarest = {*sorted(others, key=lambda state: self.cells[state].visits)[: _LISTED - 1]}
+        return [beginning, *(state for state in others if state in rarest)]
 
 
 class Starts:
@@ -96,26 +101,25 @@ class Starts:
         return answer
 
     async def _start(self, rollouts: Sequence[Body]) -> None:
-        chosen: dict[str, Sequence[str]] = {}
+        chosen: dict[str, Cell] = {}
         for rollout in rollouts:
             task = _task(rollout["input"])
             prefix: Sequence[str] = ()
             if rollout.get("is_train", True) and (archive := self._archives[task]).cells:
                 if task not in chosen:
                     chosen[task] = await self._choose(archive, rollout.get("rollout_id") or "")
-                prefix = chosen[task]
+                chosen[task].visits += 1
+                prefix = chosen[task].prefix
             self._services.metrics.counts["go_explore/returns"] += bool(prefix)
             rollout["input"] = {**rollout["input"], PREFIX: json.dumps(prefix) if prefix else ""}
             if local := (rollout.get("config") or {}).get("local"):
                 local["env_map"] = {**local.get("env_map", {}), VARIABLE: f"input.{PREFIX}"}
 
-    async def _choose(self, archive: Archive, rollout_id: str) -> Sequence[str]:
+    async def _choose(self, archive: Archive, rollout_id: str) -> Cell:
         cell = None
         if self._services.settings.tasks.starts == "by-policy":
             cell = await self._named(archive, rollout_id)
-        cell = cell or archive.by_count(self._generator)
-        cell.visits += 1
-        return cell.prefix
+        return cell or archive.by_count(self._generator)
 
     async def _named(self, archive: Archive, rollout_id: str) -> Cell | None:
         """Return the state that the policy names, asked at temperature 0; None if it names none."""
@@ -148,7 +152,11 @@ def _task(task: Any) -> str:
 
 
 def _question(archive: Archive, states: Sequence[str]) -> Body:
-    told = [(archive.cells[state].visits, " ".join(state.split())[:_CHARACTERS]) for state in states]
+    texts = [" ".join(state.split()) for state in states]
+    told = [
+        (archive.cells[state].visits, text[: _CHARACTERS if number else _TASK_CHARACTERS])
+        for number, (state, text) in enumerate(zip(states, texts, strict=True))
+    ]
     lines = [f"{number}. (seen {visits} times) {text}" for number, (visits, text) in enumerate(told, start=1)]
     reached = "These states of a task have been reached, the first at its beginning:"
     ask = "From which of them is exploring the most promising? Answer with its number alone."

@@ -5,15 +5,18 @@ import numpy as np
 from empo2.memory.retrieval import Entries, Policy, first_of_texts
 from empo2.recipe.config import Settings
 
+_DIGITS = 5  # of a cosine; sums of float32 differ in the seventh
+
 
 def policy(settings: Settings) -> Policy:
     """Return MemRL's retrieval, of ``memory.retrieval=value``; its draws are seeded by ``algorithm.seed``.
 
-    Candidates (at most ``candidates``, k1) have a cosine of at least ``min_similarity`` (δ), each text once, by its
-    most similar entry (the newest of equals). Over them, rank = (1 - λ) z(similarity) + λ z(Q) with λ of
-    ``value_weight``, z with the population's standard deviation and 0 where that is 0. Ties are broken by similarity,
-    then newest first. The paper takes both z over the candidates, the authors' code z(similarity) by
-    ``similarity_statistics``, a mean and a deviation fixed for their encoder and data.
+    Candidates have a cosine of at least ``min_similarity`` (δ), each text once, by its most similar entry (the newest
+    of equals). They are all those of the ``candidates`` (k1) most similar states, as in the authors' code: of single
+    tips, the newest would be the only ones of a task that is played again and again. Over them, rank =
+    (1 - λ) z(similarity) + λ z(Q) with λ of ``value_weight``, z with the population's standard deviation and 0 where
+    that is 0. Ties are broken by similarity, then newest first. The paper takes both z over the candidates, the
+    authors' code z(similarity) by ``similarity_statistics``, a mean and a deviation fixed for their encoder and data.
 
     The best ``top_k`` (k2) are returned, or with the probability ``exploration`` as many random ones, best first too.
     """
@@ -22,8 +25,11 @@ def policy(settings: Settings) -> Policy:
 
     def by_value(entries: Entries) -> np.ndarray:
         similar = np.flatnonzero(entries.similarities >= memory.min_similarity)
-        rows = first_of_texts(similar, (entries.similarities,), entries.texts, memory.candidates)
+        rows = first_of_texts(similar, (entries.similarities,), entries.texts, len(similar))
         similarities = entries.similarities[rows].astype(np.float64)
+        near = np.round(similarities, _DIGITS)  # equal for one state
+        if len(states := np.unique(near)) > memory.candidates:
+            rows, similarities = (each[near >= states[-memory.candidates]] for each in (rows, similarities))
         if memory.similarity_statistics is None:
             similar_z = _z_scores(similarities)
         else:

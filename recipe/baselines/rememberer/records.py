@@ -62,8 +62,7 @@ async def tip(reflector: Reflector, episode: Episode, score: float, success: boo
             action = spoken(turn.reply)
             record = (await known(number)).get(action)
             q = target if record is None else record[1] + settings.memory.value_learning_rate * (target - record[1])
-            text = f'"{action[:_CHARACTERS]}" was worth {q:.2f} where this was seen: {turn.state[:_CHARACTERS]}'
-            text = " ".join(text.split())
+            text = f'here "{" ".join(action[:_CHARACTERS].split())}" was worth {q:.2f}'
             if record is not None:
                 await memory.revise(record[0], text, q)
             else:

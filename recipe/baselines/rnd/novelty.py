@@ -18,8 +18,10 @@ class RandomNetwork:
     """A fixed random network, and a predictor of its outputs, which learns from visited states.
 
     A state's novelty is the predictor's squared error, divided by that before it had learned anything: 1 for a first
-    visit, and falling, as 1/n does, so that ``algorithm.intrinsic_coefficient`` means the same. The paper divides by a
-    running standard deviation instead, which starts anywhere [ours].
+    visit, and falling, as 1/n does. The paper divides by a running standard deviation instead, which starts anywhere
+    [ours]. What is learned of one state holds for those that resemble it: after a step of 3,840 turns, states of
+    ScienceWorld that nobody has seen have 0.19, where 1/n is 1, so that ``algorithm.return_tolerance``, half of a new
+    state's reward, would hide most of them: lower it.
 
     Args:
         target, predictor: weights, drawn differently.

@@ -12,8 +12,9 @@ from empo2.recipe.protocol import is_success, scaled_return
 class TipCredit:
     """Record finished episodes in the memory, each with the reward that the values of its tips learn from.
 
-    The reward is the scaled return. In a paired group it is the scaled return minus the mean of the rollouts without
-    tips, so those episodes wait for `conclude_pairs`.
+    The reward is the return's place in its range, -1 for ``failure_return`` and 1 for ``success_return``, as MemRL's is
+    +1 or -1: a tip that misleads falls below one that was never tried, whose value is 0. In a paired group it is the
+    scaled return minus the mean of the rollouts without tips, so those episodes wait for `conclude_pairs`.
     """
 
     def __init__(self, services: Services) -> None:
@@ -25,7 +26,8 @@ class TipCredit:
         """Record an episode that ended with a return, now or with its pair."""
         pair = episode.tag.pair
         if pair is None:
-            await self._record(episode, score, baseline=0.0)
+            algorithm = self._services.settings.algorithm
+            await self._record(episode, score, 2 * (score - algorithm.failure_return) / algorithm.return_range - 1)
         elif episode.tag.memory:
             self._waiting.append((episode, score))
         else:
@@ -42,21 +44,21 @@ class TipCredit:
         self._waiting = [(episode, score) for episode, score in self._waiting if episode.tag.pair in open_pairs]
         for episode, score in ended:
             without = baselines.get(episode.tag.pair or "", [])
-            await self._record(episode, score, baseline=sum(without) / len(without) if without else 0.0)
+            baseline = sum(without) / len(without) if without else 0.0
+            await self._record(episode, score, scaled_return(self._services.settings.algorithm, score) - baseline)
 
-    async def _record(self, episode: Episode, score: float, *, baseline: float) -> None:
+    async def _record(self, episode: Episode, score: float, reward: float) -> None:
         if not episode.searches:
             return
-        algorithm = self._services.settings.algorithm
         play = NewPlay(
             episode.tag.scope,
             episode.rollout_id,
             score=score,
-            success=is_success(score, algorithm.success_return),
+            success=is_success(score, self._services.settings.algorithm.success_return),
             searches=episode.searches,
             hits=episode.hits,
             shown=episode.shown,
-            reward=scaled_return(algorithm, score) - baseline,
+            reward=reward,
         )
         try:
             await self._services.memory.record_play(play)
