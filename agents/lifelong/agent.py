@@ -22,9 +22,11 @@ SERVER = "LIFELONG_MYSQL"  # a variable: an option file of MySQL's clients, in p
 
 NOTHING = "Nothing was run: your reply has neither a block nor {ending}."
 _OUTPUT_CHARACTERS = 1000
+_COMMAND_SECONDS = 20  # as in MemRL
 _CHECK_SECONDS = 60  # of a machine's start and check, which are not the player's
+_ANSWER = re.compile(r"^\W*(?:final )?answer\W*?:", re.IGNORECASE | re.MULTILINE)
 # An answer in a block that is no statement.
-_ANSWER_BLOCK = re.compile(r"(answer\W*?:\s*)```(?!sql)\w*\n(.*?)```", re.IGNORECASE | re.DOTALL)
+_ANSWER_BLOCK = re.compile(r"(answer\W*?:[\s*]*)```(?!sql)\w*\n(.*?)```", re.IGNORECASE | re.DOTALL)
 
 
 class Game(ABC):
@@ -46,7 +48,7 @@ class Game(ABC):
     def act(self, reply: str) -> None:
         self._steps += 1
         if found := blocks(reply):
-            self.turn = self._run(found[0])
+            self.turn = self._run(found)
         elif self._ends(reply):
             self._ended = True
         else:
@@ -65,8 +67,8 @@ class Game(ABC):
         """Start the table or machine; return the first turn."""
 
     @abstractmethod
-    def _run(self, block: str) -> str:
-        """Run a reply's block; return what the player sees of it."""
+    def _run(self, found: list[str]) -> str:
+        """Run a reply's blocks, at least one; return what the player sees of it."""
 
     @abstractmethod
     def _ends(self, reply: str) -> bool:
@@ -99,13 +101,14 @@ class TableGame(Game):
     def act(self, reply: str) -> None:
         super().act(_ANSWER_BLOCK.sub(r"\1\2", reply))
 
-    def _run(self, block: str) -> str:
-        return shown(self._table, block)
+    def _run(self, found: list[str]) -> str:
+        return shown(self._table, found[0])
 
     def _ends(self, reply: str) -> bool:
-        if answer := re.search(r"^\W*(?:final )?answer\W*?:(.*)", reply, re.IGNORECASE | re.MULTILINE | re.DOTALL):
-            self._answer = answer[1]
-        return answer is not None
+        _, *answers = _ANSWER.split(reply)
+        if answers:
+            self._answer = answers[-1]  # a thought may come before it
+        return bool(answers)
 
     def _solved(self) -> bool:
         if self.task["md5"]:
@@ -139,8 +142,8 @@ class MachineGame(Game):
             raise RuntimeError(f"{self.episode.name}: its start ended with {code}: {output[-200:]}")
         return task["instruction"]
 
-    def _run(self, block: str) -> str:
-        code, output = self._machine.run(block)
+    def _run(self, found: list[str]) -> str:
+        code, output = self._machine.run("\n\n".join(found), _COMMAND_SECONDS)
         cut = output if len(output) <= _OUTPUT_CHARACTERS else f"{output[:_OUTPUT_CHARACTERS]} ... (cut)"
         return "It took too long, and was ended." if code is None else cut.strip() or f"(no output; exit code {code})"
 

@@ -11,6 +11,7 @@ import json
 import math
 import re
 import sqlite3
+import string
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -185,12 +186,18 @@ def equal_rows(found: Sequence[Sequence[Any]], right: Sequence[Sequence[Any]], *
 def parse_answer(text: str) -> list[list[Any]] | None:
     """Return the rows of an answer in JSON or as Python writes a list of tuples; None if it is neither.
 
-    A single row or value is a table, too.
+    What follows is ignored. A single row or value is a table, too.
     """
-    text = text.strip().strip("`").strip()
-    for read in (json.loads, ast.literal_eval):
+    text = text.strip("*`" + string.whitespace)
+    line = text.partition("\n")[0]
+    for read, part in (
+        (json.loads, text),
+        (ast.literal_eval, text),
+        (lambda part: json.JSONDecoder().raw_decode(part)[0], text),
+        (ast.literal_eval, line[: line.rfind("]") + 1]),
+    ):
         try:
-            rows = read(text)
+            rows = read(part)
             break
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue

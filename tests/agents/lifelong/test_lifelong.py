@@ -106,6 +106,10 @@ def test_other_files_and_endless_statements_are_refused(monkeypatch: pytest.Monk
         ('["Ann", 3]', [["Ann", 3]]),
         ("42", [[42]]),
         ("[]", []),
+        ('[["Ann", 3]].\nThese are the rows [of all].', [["Ann", 3]]),
+        ("[('Ann', 3)]. These are all.\nDone [so far]", [["Ann", 3]]),
+        ("** [[1]]**", [[1]]),
+        ("42.", [[42]]),
         ("Ann and Ben", None),
         ('{["Ann", 3]}', None),
         ("[" * 10_000, None),
@@ -184,6 +188,9 @@ def test_what_a_statement_or_a_command_gives_is_told(play_agent: Callable[..., d
     play_agent(MachineAgent, an_episode("os/own-4"), [*blocks, "Finish"])
     told = [message["content"] for message in server.chats[-1]["messages"][3::2]]
     assert told[:2] == ["a\nb\nc", "(no output; exit code 0)"] and told[2].endswith(" ... (cut)")
+    both = "First:\n```bash\ncd /opt/inbox\n```\nThen:\n```bash\nls\n```"
+    play_agent(MachineAgent, an_episode("os/own-4"), [both, "Finish"])
+    assert server.chats[-1]["messages"][3]["content"] == "a\nb\nc"
 
 
 @pytest.mark.parametrize("statement", ["DROP TABLE loans", "ALTER TABLE loans RENAME TO u"])
@@ -217,6 +224,12 @@ def test_order_counts_where_the_statement_has_one(play_agent: Callable[..., dict
         assert play_agent(LifelongAgent, an_episode("db/own-1"), [f"Answer: {json.dumps(rows)}"])["value"] == value
     fenced = f"Answer:\n```json\n{json.dumps(right)}\n```"
     assert play_agent(LifelongAgent, an_episode("db/own-1"), [fenced])["value"] == 1
+    for reply in (
+        f"**Final Answer:** {json.dumps(right)}",
+        f"**Answer:**\n```json\n{json.dumps(right)}\n```\nDone.",
+        f"<think>I have the rows.\nAnswer: to be given as JSON.</think>\nAnswer: {json.dumps(right)}\nThat is all.",
+    ):
+        assert play_agent(LifelongAgent, an_episode("db/own-1"), [reply])["value"] == 1, reply
     rows = OWN["db/own-4"]["answers"][0][::-1]
     assert play_agent(LifelongAgent, an_episode("db/own-4"), [f"Answer: {json.dumps(rows)}"])["value"] == 1
 
