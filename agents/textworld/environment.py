@@ -4,6 +4,7 @@ import os
 import re
 import tempfile
 import warnings
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,15 @@ from ..text_game.game import FULL_SCORE, State
 
 _ENDED = "Would you like to RESTART"
 _BLANKS = re.compile(r"\n\s*\n\s*\n+")
+_NEXT = re.compile(r"\.|\bthen\b", re.IGNORECASE)  # between the actions of a line
+# Commands that write files, ask questions that no action answers, or tell the whole state; also after "me," or "oops".
+# The engine reads nine letters of a word. A thing may be of "type Q".
+_COMMANDS = re.compile(
+    r"\b(?:save|restore|restart|quit|(?:un)?script|transcrip\w*|print_st\w*|tw-\w+|enable|disable|restrict)\b"
+    r"|(?:^|,|\b(?:oops|o)\b)\W*q\b",
+    re.IGNORECASE,
+)
+_REFUSED = "That does nothing."
 
 
 def game_file(rooms: int, objects: int, quest: int, seed: int) -> Path:
@@ -36,7 +46,7 @@ def game_file(rooms: int, objects: int, quest: int, seed: int) -> Path:
 
 
 class Environment:
-    """A started game. Equal games and actions give equal states."""
+    """A started game. Equal games and actions give equal states. An action is a line's first one."""
 
     def __init__(self, file: Path, max_steps: int) -> None:
         textworld: Any = import_module("textworld")
@@ -54,8 +64,14 @@ class Environment:
         if not self._steps_left:
             raise RuntimeError("the episode has no steps left")
         self._steps_left -= 1
-        state, *_ = self._game.step(action or "look")
-        return self._state(state.feedback, state)
+        # What is unprintable ends the process, and a backslash begins a command of the interpreter.
+        plain = "".join(letter if letter.isprintable() and letter != "\\" else " " for letter in action)
+        first = _NEXT.split(plain)[0].strip()
+        if _COMMANDS.search(first):
+            return replace(self.state, observation=_REFUSED, done=not self._steps_left)
+        state, *_ = self._game.step(first or "look")
+        self.state = self._state(state.feedback, state)
+        return self.state
 
     def _state(self, text: str, state: Any) -> State:
         shown = _BLANKS.sub("\n\n", text.rpartition("\n>")[0] or text).partition(_ENDED)[0].strip()

@@ -44,6 +44,8 @@ def load(
     """Return rows to train on, seeds from 1, and rows to validate on, seeds from 1001; their games are made now."""
     positive("train_games", train_games)
     positive("test_games", test_games)
+    if train_games > 1000:
+        raise ValueError(f"train_games {train_games} must be at most 1000: the games to validate on come next")
     common: Any = {"rooms": rooms, "objects": objects, "quest": quest}
 
     def rows(seeds: range) -> list[dict[str, Any]]:

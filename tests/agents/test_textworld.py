@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,22 @@ def test_the_generators_solution_wins_and_chance_does_not(game: Path):
         assert state.score == 0
 
 
+def test_an_action_is_one_and_no_command_to_the_engine(game: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    walk = solution_of(game)
+    for joint in (". ", ".", " then ", " THEN "):
+        assert Environment(game, 9).step(joint.join(walk)) == Environment(game, 9).step(walk[0])
+    world = Environment(game, max_steps=30)
+    first = world.state
+    refused = ["save", "RESTORE", "script", "transcripts", "restart", "quit", "q", "me, save", "oops q", "print_state"]
+    for action in (*refused, "tw-print max_score", "save\0", "\tquit"):
+        assert world.step(action) == replace(first, observation="That does nothing."), action
+    for action in ("take type q box", "\\x", "\0", "\ud800", "."):
+        assert world.step(action).observation != "That does nothing."
+    assert [world.step(f"{action}\0").score for action in walk] == [0] * 5 + [100] and not list(tmp_path.iterdir())
+    assert Environment(game, max_steps=1).step("quit").done
+
+
 def test_the_agent_plays_and_returns_to_a_state(play_agent, server, game: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(game.parents[2]))
     episode = Episode(**SIZE, seed=1, max_steps=9, actions="free-text", choices=1)
@@ -73,3 +90,5 @@ def test_the_settings_beside_the_agent_are_its_own(game: Path, monkeypatch: pyte
     assert Episode(**row).title == "quest of 6 in 5 rooms, seed 1"
     with pytest.raises(ValueError, match="quest 0 must be at least 1"):
         load(quest=0)
+    with pytest.raises(ValueError, match="train_games 1001 must be at most 1000"):
+        load(train_games=1001)
