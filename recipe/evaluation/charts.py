@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from empo2.recipe.evaluation.run_lines import Line
+from empo2.recipe.evaluation.run_lines import End, Line
 from empo2.recipe.evaluation.statistics import Interval
 from empo2.recipe.protocol import TRAIN_PANEL, UNSEEN_PANEL
 from empo2.recipe.run_folder import step_mode
@@ -31,10 +31,10 @@ class Chart(NamedTuple):
     with_tips: str | None = None
     scale: float = 1
 
-    def end(self, line: Line) -> Interval | None:
+    def end(self, line: Line) -> End | None:
         """Return where a line ends, as `Line.end`, in the unit of the chart."""
         end = line.end(self.key)
-        return end and Interval(*(self.scale * value for value in end))
+        return end and end._replace(value=Interval(*(self.scale * value for value in end.value)))
 
 
 _TRAINING = (
@@ -55,11 +55,14 @@ _FURTHER = (
 def validation_charts(lines: Sequence[Line]) -> list[Chart]:
     """Return the charts of the validations that any line has: of all tasks, and of each panel."""
     measured = {key for line in lines for run in line.runs for row in run.rows for key in row}
+    measured = {key for key in measured if not key.startswith("val/agent/")}  # an agent names its metrics as it likes
     charts = []
     for name, unit, scale in (("success_rate", "% of episodes", 100), ("return", "mean per episode", 1)):
-        prefixes = {key.removesuffix(name) for key in measured if re.fullmatch(rf"val/([^/]+/)?{name}", key)}
+        prefixes = {key.removesuffix(name) for key in measured if re.fullmatch(rf"val/(.+/)?{name}", key)}
         panels = prefixes - {"val/", f"val/{TRAIN_PANEL}/"}
-        if len(panels) == 1 and all(line.measured(f"{min(panels)}{name}") for line in lines):
+        if len(panels) == 1 and all(
+            line.measured(f"{min(panels)}{name}") == line.measured(f"val/{name}") for line in lines
+        ):
             prefixes -= {"val/"}  # it is that panel
         for prefix in sorted(prefixes):
             panel = prefix.removeprefix("val/").rstrip("/")

@@ -12,7 +12,7 @@ from typing import Any
 from empo2.memory import MemoryFileError
 from empo2.memory.browse import TipUse, stored_tips, tip_uses
 from empo2.memory.file import reading
-from empo2.recipe.evaluation.charts import COLORS, Chart, charts_of, drawing, validation_charts
+from empo2.recipe.evaluation.charts import COLORS, charts_of, drawing, validation_charts
 from empo2.recipe.evaluation.run_lines import Line, Run, differences
 from empo2.recipe.evaluation.statistics import Interval
 from empo2.recipe.printed import printable
@@ -40,24 +40,27 @@ def write_page(lines: Sequence[Line], target: Path) -> Path:
     validated = validation_charts(lines)
     texts = redacted(  # a page may be shown to others
         {
-            "lines": [_facts(line, validated) for line in lines],
+            "lines": [_facts(line) for line in lines],
             "differences": differences(lines),
             "runs": [_inside(line) for line in lines[:_RUNS]],
         }
     )
     charts = [{"title": chart.title, "unit": chart.unit, "svg": drawing(chart, lines)} for chart in charts_of(lines)]
     page = environment.get_template("report.html").render(
-        **texts, charts=charts, colors=COLORS, headings=[chart.title for chart in validated]
+        **texts,
+        charts=charts,
+        colors=COLORS,
+        headings=[chart.title for chart in validated],
+        figures=[[chart.end(line) for chart in validated] for line in lines],
     )
     target.write_text(page)
     return target
 
 
-def _facts(line: Line, charts: Sequence[Chart]) -> dict[str, Any]:
+def _facts(line: Line) -> dict[str, Any]:
     first = line.runs[0].settings
     return {
         "label": line.label,
-        "figures": {chart.title: chart.end(line) for chart in charts},
         "seeds": len(line.runs),
         "algorithm": first.get("algorithm.name", ""),
         "model": first.get("model.path", ""),
@@ -118,8 +121,6 @@ def _episodes(run: Run, texts: dict[int, str]) -> list[dict[str, Any]]:
     ]
 
 
-def _interval_text(interval: Interval | Sequence[float] | None) -> str:
-    if interval is None:
-        return ""
+def _interval_text(interval: Interval) -> str:
     mean, low, high = interval
     return f"{mean:.4g}" if low != low else f"{mean:.4g} ± {high - mean:.3g}"

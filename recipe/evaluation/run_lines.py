@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -23,6 +23,14 @@ class Run:
     folder: Path
     rows: Sequence[Row]
     settings: Mapping[str, Any]
+
+
+class End(NamedTuple):
+    """Where a metric of a line ends: its mean at the last step at which all runs that have it have it."""
+
+    value: Interval
+    step: int
+    seeds: int  # that have the metric
 
 
 @dataclass(frozen=True)
@@ -48,10 +56,10 @@ class Line:
         steps = sorted(set[float]().union(*found).intersection(*found))
         return steps, [over_seeds([values[step] for values in found]) for step in steps]
 
-    def end(self, key: str) -> Interval | None:
-        """Return the mean over seeds of a metric's last value; None if no run has it."""
-        found = self.measured(key)
-        return over_seeds([values[max(values)] for values in found]) if found else None
+    def end(self, key: str) -> End | None:
+        """Return the last point of a metric's curve; None if it has none."""
+        steps, found = self.curve(key)
+        return End(found[-1], int(steps[-1]), len(self.measured(key))) if steps else None
 
 
 def read_run(folder: Path) -> Run:

@@ -57,8 +57,11 @@ def _figures_table(lines: Sequence[Line]) -> Table:
     """Return a table of the last validations without tips: means over seeds above their intervals."""
     charts = validation_charts(lines)
     charts = [chart for chart in charts if chart.key.endswith("success_rate")] or charts  # 80 columns hold no more
-    table = table_of("", "seeds", "steps", *(chart.title.lower().replace(", ", ",\n") for chart in charts))
+    table = table_of("", "seeds", "step", *(chart.title.lower().replace(", ", ",\n") for chart in charts))
     for line in lines:
-        cells = [interval_text(end) if (end := chart.end(line)) else "" for chart in charts]
-        table.add_row(Text(line.label), str(len(line.runs)), str(line.last_step), *cells)
+        ends = [chart.end(line) for chart in charts]
+        seeds = dict.fromkeys(str(end.seeds) for end in ends if end)  # of panels that came later, others
+        steps = dict.fromkeys(str(end.step) for end in ends if end)
+        cells = (interval_text(end.value) if end else "" for end in ends)
+        table.add_row(Text(line.label), ", ".join(seeds), ", ".join(steps), *cells)
     return table

@@ -9,6 +9,7 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from empo2.recipe.evaluation.statistics import Interval
 
@@ -20,6 +21,7 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
+    "text.parse_math": False,  # a dollar sign in a name is one
     "legend.frameon": False,
     "legend.fontsize": 8,
 }
@@ -39,7 +41,7 @@ def table_of(*headings: str, text: Sequence[str] = ("",), **options: Any) -> Tab
     )
     for heading in headings:
         words = heading in text
-        table.add_column(heading, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+        table.add_column(Text(heading), justify="left" if words else "right", overflow="fold", no_wrap=not words)
     return table
 
 

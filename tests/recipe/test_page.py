@@ -95,11 +95,48 @@ class Reader(HTMLParser):
         self.texts.append(" ".join(data.split()))
 
 
-def test_a_panel_may_have_a_hyphen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("panel", ["hard-ones", "maze/easy"])
+def test_a_panel_may_have_a_hyphen_or_a_slash(tmp_path: Path, panel: str) -> None:
     run = make_run(tmp_path / "a", 1.0)
-    write_metrics(run, [{"step": 4, "val/hard-ones/return": 7.0}, {"step": 4, "val/train/return": 8.0}])
+    write_metrics(run, [{"step": 4, f"val/{panel}/return": 7.0}, {"step": 4, "val/train/return": 8.0}])
     keys = [chart.key for chart in charts_of(lines_of([run]))]
-    assert "val/hard-ones/return" in keys
+    assert f"val/{panel}/return" in keys
+
+
+def test_what_is_validated_is_told_from_a_part_of_it_and_from_an_agents_own_metrics(tmp_path: Path) -> None:
+    """Of two tasks one has a panel; the agent names its metrics as the trainer does."""
+    row = {"step": 4, "val/success_rate": 0.5, "val/hard/success_rate": 0.0, "val/agent/success_rate": 9.0}
+    run = write_metrics(tmp_path / "a", [row])
+    assert [chart.key for chart in charts_of(lines_of([run]))] == ["val/success_rate", "val/hard/success_rate"]
+
+
+def figures(page: Path) -> list[str]:
+    return re.findall(r'<td class="number">(.*?)</td>', page.read_text().replace("\n", " "))
+
+
+def test_a_panel_may_have_the_name_of_a_heading_or_of_a_secret(tmp_path: Path) -> None:
+    shares = {"": 0.5, "validation/": 0.75, "DoorKey/": 0.25}
+    row = {"step": 4} | {f"val/{panel}success_rate": share for panel, share in shares.items()}
+    page = write_page(lines_of([write_metrics(tmp_path / "a", [row])]), tmp_path / "report.html")
+    assert figures(page) == [f"{value}<small>step 4</small>" for value in (50, 25, 75)]
+
+
+def test_the_last_figures_are_of_one_step_and_of_the_runs_that_have_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The third run has stopped at step 2, the fourth before its first validation; all are at 25 % at step 2."""
+    runs = [make_run(tmp_path / f"e-{seed}", 1.0, f"algorithm.seed={seed}") for seed in (1, 2, 3, 4)]
+    write_metrics(runs[2], validations((0, 0.0, 0.5), (2, 0.25, 0.5)))
+    write_metrics(runs[3], [{"step": 1, "training/return": 1.0}])
+    show_lines(lines_of(runs), tmp_path, Console(width=80))
+    assert ["e", "3", "2", "25.0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert figures(tmp_path / "report.html") == ["25 ± 0<small>step 2, 3 seeds</small>"]
+
+
+def test_names_in_brackets_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_metrics(tmp_path / name, [{"step": 0, "val/[easy] x/success_rate": 0.5}]) for name in "ab"]
+    show_lines(lines_of(runs), tmp_path, Console(width=80))
+    assert "[easy] x" in capsys.readouterr().out
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_line(page: Path):
@@ -110,7 +147,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line(page: Path):
     assert steps == [0, 2, 4]
     # At the end 0.5 and 1: the standard deviation is 0.35355, t of 1 degree of freedom 12.7062, and 2 ** 0.5 in both.
     assert curve[2] == pytest.approx((0.75, 0.75 - 12.7062 * 0.25, 0.75 + 12.7062 * 0.25), rel=1e-4)
-    assert lines[0].end("val/train/success_rate") == curve[2]
+    assert lines[0].end("val/train/success_rate") == (curve[2], 4, 2)
     assert np.isnan(lines[1].curve("val/train/success_rate")[1][0].low)
 
 
@@ -264,7 +301,7 @@ def test_several_runs_are_compared_in_one_table(tmp_path, capsys):
     show_lines(lines_of(runs), tmp_path, Console(width=80))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines if line.startswith(("empo2", "grpo"))] == [
-        ["empo2", "1", "3", "0.00"],
+        ["empo2", "1", "0", "0.00"],
         ["grpo$_", "1", "0", "50.0"],
     ]
     assert lines[-1] == f"report  {tmp_path / 'report.html'}"
