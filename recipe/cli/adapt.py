@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from empo2.recipe.cli.options import PanelName, PanelOptions, with_options
+from empo2.recipe.cli.options import PanelName, PanelOptions, check_panel, with_options
 from empo2.recipe.errors import ConfigError
 
 EXAMPLES = """\b
@@ -55,7 +55,6 @@ def adapt(
     from empo2.recipe.evaluation.episode_results import Results
     from empo2.recipe.evaluation.player import Player
     from empo2.recipe.gateway_client import GatewayClient
-    from empo2.recipe.preflight.agent import check_rows
     from empo2.recipe.protocol import scope_of
 
     os.umask(0o077)  # chats and tips are for their owner only
@@ -65,14 +64,18 @@ def adapt(
         raise ConfigError(f"--memory read: {options.model} has no memory; give one by --memory-from")
     other = options.load_panel(unseen, "--unseen") if unseen is not None else None
     if other is not None:
-        check_rows(settings, f"--unseen {other.name}", other.rows)
+        check_panel(settings, "--unseen", other)
         fields = settings.memory.scope
         written, read = ({scope_of(task, fields) for task in rows} for rows in (panel.rows, other.rows))
         if memory != "off" and written.isdisjoint(read):
             print(f"warning  memory.scope={fields}: no unseen task shares a scope with a task, so none sees its tips")
     plan = Plan(panel, other, trials, rollouts, samples, seeds, memory)
+    # What the values of tips are learned by. One that is 0 or null is no fact, as in `Evaluated.facts`.
+    learned = {name: getattr(settings.algorithm, name) for name in ("failure_return", "return_scale")}
+    algorithm = {name: value for name, value in learned.items() if value and memory == "write"}
     facts = evaluated.facts | {
         "memory_use": memory,
+        "algorithm": evaluated.facts["algorithm"] | algorithm,
         "temperature": settings.model.temperature,
         "reflection": settings.reflection.model_dump(),
         "unseen": other and [other.name, other.checksum],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from empo2.recipe.config import Settings, load_settings
+from empo2.recipe.config import Settings, imported, load_settings
 from empo2.recipe.errors import ConfigError
 from empo2.recipe.evaluation.panels import Panel, load_panel
 from empo2.recipe.files.checkpoints import NamedModel, find_model
@@ -107,12 +107,24 @@ class PanelOptions(SettingsOptions):
             file=settings_file(self, named),
             layer=playing_layer(self.server, remembers=remembers),
         )
-        check_rows(settings, f"--panel {panel.name}", panel.rows)
+        check_panel(settings, "--panel", panel)
         memory = self.memory_from or (None if empty else named.memory)
         if memory is not None:
             memory = memory_file(memory, settings, key=f"--memory-from {memory}")
         folder = self.output or Path(settings.run.directory, f"{verb}-{named.name}-{panel.name}")
         return Evaluated(verb, named, panel, settings, memory, folder)
+
+
+def check_panel(settings: Settings, option: str, panel: Panel) -> None:
+    """Refuse rows as `check_rows`, and a panel of another text game, whose rows may fit the agent's own as well."""
+    check_rows(settings, f"{option} {panel.name}", panel.rows)
+    own = settings.agent.name
+    of_panel = panel.config.get("agent", {}).get("class", own)
+    if own == of_panel:
+        return
+    games = [getattr(imported(name, "agent.class"), "episode", None) for name in (own, of_panel)]
+    if None not in games and games[0] is not games[1]:
+        raise ConfigError(f"{option} {panel.name}: its tasks are of agent.class={of_panel}, the model plays {own}")
 
 
 def settings_file(options: SettingsOptions, named: NamedModel) -> Path | None:

@@ -89,11 +89,10 @@ def play_trials(
         if plan.memory != "off" and done < plan.trials:
             gateway.restore((memory or start).absolute())
         for trial in range(done + 1, plan.trials + 1):
-            play_missing(player, results, plan.planned(seed, trial, UNSEEN), show)
             if plan.memory == "write":
                 results.drop(plan.part(seed, trial, TASKS))
-            for _ in range(2):
-                play_missing(player, results, plan.planned(seed, trial, TASKS), show)
+            for panel in (UNSEEN, UNSEEN, TASKS, TASKS):  # unseen tasks see no tip of this trial
+                play_missing(player, results, plan.planned(seed, trial, panel), show)
             if plan.memory == "write":
                 gateway.drain(drain_seconds)
                 temporary, before = results.folder / "new-memory.sqlite", memory

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN
-from empo2.recipe.evaluation.episode_results import Result, read_facts, read_results
+from empo2.recipe.evaluation.episode_results import Result, read_facts, read_results, require_comparable
 from empo2.recipe.evaluation.statistics import Interval, area, cumulative_success, forgetting, over_seeds
 from empo2.recipe.evaluation.summary import MEASURES, Groups, failures_line, task_means
 from empo2.recipe.evaluation.tables import interval_text, picture, show_table, table_of
@@ -32,6 +33,7 @@ class Adapted:
 
     name: str
     panels: Mapping[str, Curves]
+    played: Mapping[str, Mapping[str, Any]]  # by panel, as `require_comparable`
     results: Sequence[Result]
     blind: bool  # True if its memory showed nothing after trial 0
 
@@ -43,25 +45,34 @@ def read_adaptation(folder: Path) -> Adapted:
     for result in results:
         if match := _PART.fullmatch(result.part):
             by_part.setdefault((match[3], int(match[1]), int(match[2])), []).append(result)
-    panels = {}
+    panels, played = {}, {}
+    success_return = facts["algorithm"]["success_return"]
     for panel in (TASKS, UNSEEN):
         wanted = facts["episodes"].get(panel, 0)
         complete = {key[1:] for key, own in by_part.items() if key[0] == panel and len(own) == wanted}
         seeds = sorted({seed for seed, _ in complete})
         trials = min((next(t for t in range(10**6) if (seed, t) not in complete) for seed in seeds), default=0)
         if trials:
-            played = [[by_part[panel, seed, trial] for trial in range(trials)] for seed in seeds]
-            panels[panel] = curves(played, facts["groups"][panel], facts["algorithm"]["success_return"])
+            found = [[by_part[panel, seed, trial] for trial in range(trials)] for seed in seeds]
+            rows, groups = facts["rows"] if panel == TASKS else facts["unseen"][1], facts["groups"][panel]
+            panels[panel] = curves(found, groups, success_return)
+            played[panel] = {"rows": rows, "groups": groups, "success_return": success_return}
     if not panels:
         raise Empo2Error(f"{folder}: no trial is complete yet; go on with the same `empo2 adapt`")
     later = [result for (_, _, trial), own in by_part.items() if trial for result in own]
     blind = bool(later) and facts["memory_use"] != "off" and not any(result.calls_with_tips for result in later)
-    return Adapted(folder.resolve().name, panels, results, blind)
+    return Adapted(folder.resolve().name, panels, played, results, blind)
 
 
 def show_adaptations(folders: Sequence[Path], console: Console, target: Path) -> Path:
-    """Print each adaptation's tables; return the picture of all their curves; raise as `read_adaptation`."""
+    """Print each adaptation's tables; return the picture of all their curves.
+
+    Raises:
+        Empo2Error: the folders do not compare (`require_comparable`), or as `read_adaptation`.
+    """
     adapted = [read_adaptation(folder) for folder in folders]
+    for panel in (TASKS, UNSEEN):
+        require_comparable([(each.name, each.played[panel]) for each in adapted if panel in each.played])
     for each in adapted:
         for panel, found in each.panels.items():
             print(f"\n{each.name}, {panel}")
@@ -69,7 +80,7 @@ def show_adaptations(folders: Sequence[Path], console: Console, target: Path) ->
             show_table(_figures_table(found), console)
             if said := forgetting_line(found):
                 print(said)
-        if said := failures_line(each.results):
+        if said := failures_line(each.results, "in no mean return, and by the agent no success"):
             print(said)
         if each.blind:
             print("warning  no call was shown a tip: lower memory.min_similarity or raise memory.episode_tokens")
@@ -123,7 +134,7 @@ def _draw(adapted: Sequence[Adapted], target: Path) -> Path:
 
 def curves(trials: Sequence[Sequence[Sequence[Result]]], groups: Groups, success_return: float) -> Curves:
     """Return the curve of each measure, of results by seed and trial, all of one panel."""
-    means = [[task_means(results, success_return) for results in seed] for seed in trials]
+    means = [[task_means(results, success_return, agent_fails=True) for results in seed] for seed in trials]
     found = {name: np.array([[_mean(trial[name], groups) for trial in seed] for seed in means]) for name in MEASURES}
     solved = [_solved(seed, success_return) for seed in trials]
     by_group = [

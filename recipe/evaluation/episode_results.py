@@ -3,18 +3,24 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from empo2.recipe.config import NO_RESULT, flat
-from empo2.recipe.errors import ConfigError
+from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.failures import FAILED_BY_SYSTEM
 from empo2.recipe.run_folder import CHECKPOINTS, CONFIG_FILE, FACTS_FILE, MEMORY_FILE, read_lines, replace_file
 
 RESULTS_FILE = "results.jsonl"
 _NO_FACTS = NO_RESULT | {"sampling.server"}
+
+_UNLIKE = {
+    "rows": "was played on other tasks than",
+    "groups": "has other groups of tasks than",
+    "success_return": "has another algorithm.success_return than",
+}
 
 type MemoryUse = Literal["off", "read", "write", "read and write"]
 """``read``: the agent is shown tips; ``write``: its episode leaves a tip, and counts for the tips that it was shown."""
@@ -133,6 +139,18 @@ def kind_of(folder: Path) -> str:
 def read_facts(folder: Path) -> dict[str, Any]:
     """Return what decided the results in a folder."""
     return json.loads((folder / FACTS_FILE).read_text())
+
+
+def require_comparable(played: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Refuse results that do not compare with the first ones.
+
+    Args:
+        played: of each results their name, the tasks' checksum ``rows``, their ``groups``, and ``success_return``.
+    """
+    for name, facts in played:
+        for fact, said in _UNLIKE.items():
+            if facts[fact] != played[0][1][fact]:
+                raise Empo2Error(f"{name}: {said} {played[0][0]}; compare results of one panel and one success_return")
 
 
 def read_results(folder: Path) -> list[Result]:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from empo2.recipe.errors import Empo2Error
-from empo2.recipe.evaluation.episode_results import Result, read_facts, read_results
+from empo2.recipe.evaluation.episode_results import Result, read_facts, read_results, require_comparable
 from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON
 from empo2.recipe.evaluation.statistics import Interval
 from empo2.recipe.evaluation.summary import MEASURES, OVERALL, Line, differences, failures_line, summarize
@@ -26,7 +27,7 @@ class Evaluation:
 
     name: str  # the folder's, and the part's where it has several
     part: str
-    facts: Mapping[str, Any]  # what decided the results
+    facts: dict[str, Any]  # what decided the results
     results: Sequence[Result]
     lines: Mapping[str, Line]  # of its table, by group
 
@@ -51,13 +52,11 @@ def show_evaluations(folders: Sequence[Path], console: Console) -> list[Evaluati
     The numbers of each folder's tables are written to its ``summary.json``.
 
     Raises:
-        Empo2Error: the folders are not of one panel, or as `read_evaluations`.
+        Empo2Error: the folders do not compare (`require_comparable`), or as `read_evaluations`.
     """
     found = {folder: read_evaluations(folder) for folder in folders}
     first, *others = (evaluation for parts in found.values() for evaluation in parts)
-    for other in others:
-        if other.facts["rows"] != first.facts["rows"]:  # checksums
-            raise Empo2Error(f"{other.name}: was played on other tasks than {first.name}; compare results of one panel")
+    require_comparable([(each.name, each.facts | each.facts["algorithm"]) for each in (first, *others)])
     for folder, parts in found.items():
         _show_folder(folder, parts, console)
     for other in others:
@@ -86,7 +85,7 @@ def _show_difference(before: Evaluation, after: Evaluation, console: Console) ->
     shown = _known(lines)
     table = table_of("task", *shown, text=["task"])
     for name, values in lines.items():
-        table.add_row(name, *(interval_text(values[measure], sign="+") for measure in shown))
+        table.add_row(Text(name), *(interval_text(values[measure], sign="+") for measure in shown))
     show_table(table, console)
     return lines
 
@@ -97,7 +96,8 @@ def _results_table(lines: Mapping[str, Line]) -> Table:
     table = table_of("task", "episodes", *shown, "failed", text=["task"])
     for name, line in lines.items():
         failed = str(sum(line.failed.values()) or "")
-        table.add_row(name, str(line.episodes), *(interval_text(line.values[measure]) for measure in shown), failed)
+        cells = (interval_text(line.values[measure]) for measure in shown)
+        table.add_row(Text(name), str(line.episodes), *cells, failed)
     return table
 
 
@@ -133,7 +133,7 @@ def draw_evaluations(evaluations: Sequence[Evaluation], folder: Path) -> Path:
                 axes.plot(mean, places, "o", color=f"C{number}", label=evaluation.name, markersize=4)
             axes.set_title(title)
             axes.grid(visible=False, axis="y")
-        labels = [name if name != OVERALL else "mean of the tasks" for name in names]
+        labels = [name if name != OVERALL else "mean of the groups" for name in names]
         grid[0][0].set_yticks(range(len(names)), labels)
         figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center")
     return target

@@ -8,10 +8,11 @@ import numpy as np
 
 from empo2.recipe.evaluation.episode_results import Result
 from empo2.recipe.evaluation.statistics import Interval, bootstrap
+from empo2.recipe.failures import FAILED_BY_AGENT
 from empo2.recipe.printed import one_line
 from empo2.recipe.protocol import is_success
 
-OVERALL = "overall"
+OVERALL, ALL_TASKS = "overall", "all tasks"  # the mean of the groups, and of their tasks
 MEASURES = ("raw", "clipped", "success %", "won %", "length", "invalid %")
 _WON = 0.7  # of a success's return: EMPO2's environment counts a finished ScienceWorld episode above 70 as won [code]
 
@@ -31,10 +32,10 @@ class Line:
     values: Mapping[str, Interval]  # by measure
 
 
-def _measured(result: Result, success_return: float) -> dict[str, float]:
-    """Return those of the `MEASURES` that an episode has: none if it failed."""
+def _measured(result: Result, success_return: float, agent_fails: bool) -> dict[str, float]:
+    """Return those of the `MEASURES` that an episode has: none if it failed, or as `task_means` says."""
     if (value := result.return_) is None:
-        return {}
+        return {"success %": 0.0} if agent_fails and result.failed == FAILED_BY_AGENT else {}
     found = {
         "raw": value,
         "clipped": max(value, 0.0),
@@ -46,20 +47,24 @@ def _measured(result: Result, success_return: float) -> dict[str, float]:
     return found if invalid is None else {**found, "invalid %": 100.0 * invalid}
 
 
-def task_means(results: Iterable[Result], success_return: float) -> Means:
-    """Return the means of the tasks over the samples that did not fail; tasks without one are left out."""
+def task_means(results: Iterable[Result], success_return: float, *, agent_fails: bool = False) -> Means:
+    """Return the means of the tasks over the samples that did not fail; tasks without one are left out.
+
+    Args:
+        agent_fails: True to count a sample that failed by its agent as one without success.
+    """
     values: dict[str, defaultdict[int, list[float]]] = {name: defaultdict(list) for name in MEASURES}
     for result in results:
-        for name, value in _measured(result, success_return).items():
+        for name, value in _measured(result, success_return, agent_fails).items():
             values[name][result.index].append(value)
     return {name: {index: float(np.mean(found)) for index, found in tasks.items()} for name, tasks in values.items()}
 
 
 def summarize(results: Sequence[Result], groups: Groups, success_return: float) -> dict[str, Line]:
-    """Return the lines of the table by group, and last the one that is the mean of the groups."""
-    lines = {}
+    """Return the lines of the table by group, and last the means of several groups and of all their tasks."""
+    lines, everything = {}, [index for indices in groups.values() for index in indices]
     for name, values in _intervals(task_means(results, success_return), groups).items():
-        inside = {index for indices in groups.values() for index in indices} if name == OVERALL else set(groups[name])
+        inside = set(groups.get(name, everything))
         own = [result for result in results if result.index in inside]
         lines[name] = Line(len(own), dict(Counter(result.failed for result in own if result.failed)), values)
     return lines
@@ -78,10 +83,11 @@ def differences(
 
 
 def _intervals(means: Means, groups: Groups) -> dict[str, dict[str, Interval]]:
-    """Return the intervals of each group's measures, and last those of the mean of several groups."""
+    """Return the intervals of each group's measures, and last those of several groups and of all their tasks."""
     parts: dict[str, list[Sequence[int]]] = {name: [indices] for name, indices in groups.items()}
     if len(groups) > 1:
         parts[OVERALL] = list(groups.values())
+        parts[ALL_TASKS] = [[index for indices in groups.values() for index in indices]]
     return {
         name: {
             measure: bootstrap([[tasks[index] for index in indices if index in tasks] for indices in sets])
@@ -91,11 +97,11 @@ def _intervals(means: Means, groups: Groups) -> dict[str, dict[str, Interval]]:
     }
 
 
-def failures_line(results: Iterable[Result]) -> str:
-    """Return one line on the failed episodes, which are in no mean; empty without any."""
+def failures_line(results: Iterable[Result], counted: str = "in no mean") -> str:
+    """Return one line on the failed episodes, and as what they are ``counted``; empty without any."""
     failed = [result for result in results if result.failed]
     if not failed:
         return ""
     causes = Counter(str(result.failed) for result in failed)
     said = ", ".join(f"{count} {cause.replace('_', ' ')}" for cause, count in causes.most_common())
-    return f"failed episodes, in no mean: {said}; for example: {one_line(str(failed[-1].error))}"
+    return f"failed episodes, {counted}: {said}; for example: {one_line(str(failed[-1].error))}"

@@ -21,14 +21,20 @@ from empo2.recipe.config import load_settings
 from empo2.recipe.errors import ConfigError, Empo2Error
 from empo2.recipe.evaluation import panels
 from empo2.recipe.evaluation.adaptation import TASKS, UNSEEN, Plan, memory_of, play_trials, remaining
-from empo2.recipe.evaluation.adaptation_report import curves, figures, forgetting_line, read_adaptation
+from empo2.recipe.evaluation.adaptation_report import (
+    curves,
+    figures,
+    forgetting_line,
+    read_adaptation,
+    show_adaptations,
+)
 from empo2.recipe.evaluation.episode_results import Planned, Result, Results, read_results
 from empo2.recipe.evaluation.evaluated import Evaluated
 from empo2.recipe.evaluation.evaluation_report import show_evaluations
 from empo2.recipe.evaluation.panels import Panel, load_panel
 from empo2.recipe.evaluation.player import MEMORY_OFF, MEMORY_ON, result_of
 from empo2.recipe.evaluation.statistics import area, bootstrap, cumulative_success, forgetting, over_seeds
-from empo2.recipe.evaluation.summary import OVERALL, differences, failures_line, summarize
+from empo2.recipe.evaluation.summary import ALL_TASKS, OVERALL, differences, failures_line, summarize
 
 from ..memory.stores import rows
 from .harness import ROOMS, is_reflection, running_gateway
@@ -104,11 +110,12 @@ def test_table_by_hand() -> None:
     assert means["a"] == dict(zip(names, (35.5, 60.5, 25, 75, 4.5, 25), strict=True))
     assert means["b"] == dict(zip(names, (70, 70, 0, 0, 8, 100), strict=True))
     assert means[OVERALL]["raw"] == (35.5 + 70) / 2  # groups count equally
+    assert means[ALL_TASKS]["raw"] == (0 + 71 + 70) / 3  # and here tasks
     assert (lines["a"].values["raw"].low, lines["a"].values["raw"].high) == (0, 71)
     assert [(line.episodes, line.failed) for line in lines.values()] == [
         (4, {"failed_by_agent": 1}),
         (1, {}),
-        (5, {"failed_by_agent": 1}),
+        *[(5, {"failed_by_agent": 1})] * 2,
     ]
     assert "1 failed by agent; for example: lost" in failures_line(PLAYED)
 
@@ -120,7 +127,7 @@ def test_differences_are_paired_by_task() -> None:
     assert lines["a"]["raw"] == (20, 20, 20)  # 40 - 20 and 70 - 50
     assert math.isnan(lines["b"]["raw"].mean)
     assert lines[OVERALL]["raw"] == (20, 20, 20)
-    assert list(lines) == ["a", "b", OVERALL]
+    assert list(lines) == ["a", "b", OVERALL, ALL_TASKS]
 
 
 def test_groups_count_equally_in_cumulative_success_too_and_failures_of_the_system_are_none_of_the_agent() -> None:
@@ -130,6 +137,12 @@ def test_groups_count_equally_in_cumulative_success_too_and_failures_of_the_syst
     assert found["success %"].tolist() == [[50, 100]]
     assert found["cumulative success %"][0] == pytest.approx([50, (100 + 100 / 3) / 2])
     assert (found["lost"].tolist(), found["failing"].tolist()) == ([[0, 0]], [[3, 2]])
+
+
+def test_an_episode_that_failed_by_its_agent_is_no_success_and_has_no_return() -> None:
+    failed = result(0, None, sample=1, failed="failed_by_agent")
+    found = curves([[[result(0, 100), failed]]], {"a": [0]}, success_return=100)
+    assert [found[name].tolist() for name in ("raw", "success %", "cumulative success %")] == [[[100]], [[50]], [[50]]]
 
 
 def test_curves_by_hand() -> None:
@@ -225,6 +238,16 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path, monkeypatch: pytest
         request(str(tmp_path), "scienceworld-paper")
     with pytest.raises(ConfigError, match=r"--memory-from .*nothing: no memory"):
         request("any", "scienceworld-paper", server=server, memory_from=tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("run", "panel"), [("coin", "mapreader-easy"), ("mapreader", "coin-medium")])
+def test_a_run_in_one_game_is_not_played_in_another_under_its_name(tmp_path: Path, run: str, panel: str) -> None:
+    world = Path(panels.__file__).parents[3] / "agents" / "houses" / f"{run}.yaml"
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(load_settings("cpu", file=world).to_dict()))
+    server = "http://127.0.0.1:9/v1"
+    options = PanelOptions(model="any", server=server, panel=panel, config=tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match=f"--panel {panel}: its tasks are of .*, the model plays .*"):
+        options.read("eval", remembers=False)
 
 
 @pytest.mark.parametrize("trained", ["off_policy_loss=distillation", "form=internalise"])
@@ -369,7 +392,8 @@ def adaptation(folder: Path, memory: Any = "write", **changes: Any) -> tuple[Mem
     assert (plan.sizes(), plan.total()) == ({TASKS: 4, UNSEEN: 1}, 40)
     groups = {TASKS: tasks.groups(), UNSEEN: unseen.groups()}
     facts = {"kind": "adapt", "groups": groups, "episodes": plan.sizes(), "algorithm": {"success_return": 15}}
-    results, played = Results(folder / "out", facts | {"memory_use": memory}), Memory(**changes)
+    facts |= {"memory_use": memory, "rows": "r", "unseen": ["unseen", "u"]}
+    results, played = Results(folder / "out", facts), Memory(**changes)
     room: Any = played
     with contextlib.suppress(KeyboardInterrupt):
         play_trials(plan, room, results, room, folder / "start", 1.0)
@@ -388,9 +412,12 @@ def test_trials_write_and_read_and_each_seed_begins_with_the_same_memory(tmp_pat
     assert memory_of(tmp_path / "out", 1)[0] == 3
 
 
-def test_what_the_system_has_lost_is_played_once_more_before_a_trial_is_done(tmp_path: Path) -> None:
-    played, results, plan = adaptation(tmp_path, lost="seed 0, trial 1, tasks")
-    assert len(played.seen) == 44 and not remaining(plan, results)
+@pytest.mark.parametrize(("panel", "episodes"), [(TASKS, 4), (UNSEEN, 1)])
+def test_what_the_system_has_lost_is_played_once_more_before_a_trial_is_done(
+    tmp_path: Path, panel: str, episodes: int
+) -> None:
+    played, results, plan = adaptation(tmp_path, lost=f"seed 0, trial 1, {panel}")
+    assert len(played.seen) == 40 + episodes and not remaining(plan, results)
     raw = {panel: found["raw"].tolist() for panel, found in read_adaptation(tmp_path / "out").panels.items()}
     assert raw == {TASKS: [[0, 9, 13, 17]] * 2, UNSEEN: [[0, 9, 13, 17]] * 2}
 
@@ -422,8 +449,35 @@ def test_controls_never_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.count("warning  no call was shown a tip") == 1  # "read": five tips count as none
 
 
-def evaluated(folder: Path, rows: str, *returns: float) -> Path:
-    facts = {"kind": "eval", "rows": rows, "groups": {"all": [0, 1]}, "algorithm": {"success_return": 100}}
+def test_an_adaptation_goes_on_with_the_settings_that_values_are_learned_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    panel, out = toy_panel(tmp_path, {"door": 3}), tmp_path / "out"
+    command = ["adapt", "any", "--server", "http://127.0.0.1:9/v1", "--profile", "cpu", "--panel", str(panel)]
+    command += ["--output", str(out)]
+    run(command)  # plays nothing, since no server answers
+    (out / "results.jsonl").write_text('{"part": "seed 0, trial 0, tasks", "index": 0, "sample": 0, "return": 1}\n')
+    for name, had, has in (("failure_return", "-100.0", "-1.0"), ("return_scale", "0.01", "2.0")):
+        code, said = run([*command, f"algorithm.{name}={has}"])
+        assert code == 2 and f"its results have algorithm.{name}={had}, this command algorithm.{name}={has}" in said
+
+
+@pytest.mark.parametrize("fact", ["rows", "unseen"])
+def test_adaptations_of_other_tasks_are_not_compared(tmp_path: Path, fact: str) -> None:
+    folders = []
+    for name in ("first", "other"):
+        adaptation(tmp_path / name)
+        folders.append(tmp_path / name / "out")
+    assert show_adaptations(folders, Console(), tmp_path).is_file()
+    file = folders[1] / "evaluation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {fact: ["unseen", "v"]}))
+    with pytest.raises(Empo2Error, match="out: was played on other tasks than out; compare results of one panel"):
+        show_adaptations(folders, Console(), tmp_path)
+
+
+def evaluated(folder: Path, rows: str, *returns: float, **facts: Any) -> Path:
+    facts = {"kind": "eval", "rows": rows, "groups": {"all": [0, 1]}, "algorithm": {"success_return": 100}} | facts
     results = Results(folder, facts)
     for index, value in enumerate(returns):
         results.add(result(index, value))
@@ -442,6 +496,21 @@ def test_report_of_two_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture
     other = evaluated(tmp_path / "other", "s", 1, 2)
     with pytest.raises(Empo2Error, match=r"other: was played on other tasks than before"):
         show_evaluations([before, other], Console())
+    for facts, said in (
+        ({"groups": {"a": [0], "b": [1]}}, "has other groups of tasks than before"),
+        ({"algorithm": {"success_return": 50}}, r"has another algorithm\.success_return than before"),
+    ):
+        other = evaluated(tmp_path / said, "r", 1, 2, **facts)
+        with pytest.raises(Empo2Error, match=said):
+            show_evaluations([before, other], Console())
+
+
+def test_groups_may_have_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, names = tmp_path / "a", ["a [/b] c", "[easy] rooms", r"Solve $\foo{x}$"]
+    evaluated(folder, "r", 1, 2, 3, groups={name: [number] for number, name in enumerate(names)})
+    assert main(["report", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in names)
 
 
 async def test_rag_stores_transcripts_without_asking_and_without_tips(tmp_path: Path, empty_stores: None) -> None:
