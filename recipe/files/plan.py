@@ -80,7 +80,11 @@ def read_plan(
         directory = load_settings(profile, overrides, file=config, layer=sweep.settings).run.directory
         folder = Path(directory, file.stem)
     trials: dict[str, Trial] = {}
+    named: dict[str, str] = {}  # the arm of each title
     for name, title, seeds, layer in _configurations(sweep, file):
+        if (other := named.setdefault(title, name)) != name:
+            said = "runs of one title are seeds of one arm in the report; give another title"
+            raise ConfigError(f"{file}: arms {other} and {name} have the title {title!r}; {said}")
         try:
             settings = load_settings(profile, overrides, file=config, layer=layer)
         except ConfigError as error:

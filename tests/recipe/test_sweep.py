@@ -90,6 +90,7 @@ def test_files_of_tasks_are_found_by_the_process_that_trains(tmp_path: Path, mon
         ({"settings": {"algorithm": {"seed": 7}}}, ["algorithm.seed", "from 1 on", "`seeds`"]),
         ({"grid": {"algorithm.seed": [7, 8]}}, ["algorithm.seed", "from 1 on", "`seeds`"]),
         ({"arms": {"a": {"settings": {"algorithm": None}}}}, ["arm a", "algorithm=None: is a section"]),
+        ({"arms": {"a": {}, "b": {"title": "a"}}}, ["arms a and b have the title 'a'"]),
         ({"grid": {"model.path": ["a/b", "a-b"]}}, ["path-a-b-1 is the name of two runs"]),
     ],
 )
