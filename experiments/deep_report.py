@@ -23,6 +23,7 @@ from learning_report import (
     interval,
     markdown,
     missing,
+    of_seeds,
     paired,
     points,
     table_of_adaptation,
@@ -116,7 +117,7 @@ def table_of_arms(kept: Kept) -> str:
         runs = [run for seed, run in kept.runs(stage, like.get("of", arm)).items() if seed in found]
         cells = [interval(kept.by_house(stage, arm, WITH_NOTES)) if values.get("notes") else "-", interval(found)]
         after = kept.by_house(stage, arm, DELETED) if "of" not in like else {}
-        cells.append(interval(after) + f", {len(after)} of {len(found)} seeds" * (0 < len(after) < len(found)))
+        cells.append(interval(after) + of_seeds(after, found))
         cells.append(f"{sum(len(run.facts['found']) for run in runs)} of {sum(map(len, found.values()))}")
         true = np.sum([run.facts["notes_true"] for run in runs if "notes_true" in run.facts], axis=0)
         cells.append(f"{100 * true[0] / true[1]:.0f} % of {true[1]}" if np.size(true) == 2 else "-")

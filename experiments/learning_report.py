@@ -54,7 +54,7 @@ DETAILS = """# The learning experiment's details
 
 Made by experiments/learning.py report; docs/learning.md says what the runs showed. *Gap*: mean of
 log pi_old - log pi_theta in the tokens of a kind of row; off-policy pi_old is taken with notes, pi_theta without."""
-CAPTION = "Curves are means over the seeds; the bands of each picture's first three arms span them."
+CAPTION = "Curves are means over seeds; the bands of each picture's first three arms span them."
 
 
 @dataclass(frozen=True)
@@ -216,13 +216,20 @@ def table_of_arms(kept: Kept, *stages: str) -> str:
             unseen = stage == "generalisation"
             with_notes, alone = (UNSEEN_WITH_NOTES, UNSEEN) if unseen else (WITH_NOTES, ALONE)
             parts = (with_notes if values.get("notes") else None, alone, DELETED)
-            cells = [interval(kept.by_house(stage, arm, part), same_houses=unseen) if part else "-" for part in parts]
+            by_part = [kept.by_house(stage, arm, part) if part else {} for part in parts]
+            cells = [interval(each, same_houses=unseen) for each in by_part]
+            cells[-1] += of_seeds(by_part[-1], found)
             minutes = np.mean([run.rows[-1]["cpu_seconds"] for run in found.values()]) / 60
             rate = f"{next(iter(found.values())).facts['rate']:.0e}"
             title = values["title"] + ": unseen houses" * unseen
             rows.append([title, str(len(found)), rate, *cells, f"{minutes:.0f}"])
     head = ["arm", "seeds", "rate", "with notes", "without notes", "memory deleted", "CPU minutes"]
     return markdown(head, rows) if rows else ""
+
+
+def of_seeds(part: Mapping[int, Any], of: Mapping[int, Any]) -> str:
+    """Return how many of an arm's seeds a cell is of; "" if of all or none."""
+    return f", {len(part)} of {len(of)} seeds" * (0 < len(part) < len(of))
 
 
 def claims(kept: Kept) -> str:
