@@ -22,10 +22,11 @@ class Environment(JavaEnvironment["_Simulator"]):
         super().__init__(_Simulator)
         self.inventory: tuple[str, ...] = ()
 
-    def split(self, task: str) -> tuple[list[int], list[int]]:
-        """Return ScienceWorld's own train and test variations of a task."""
-        self._simulator.load(task)
-        return self._simulator.get_variations_train(), self._simulator.get_variations_test()
+    def split(self, task: str) -> tuple[list[int], list[int], list[int]]:
+        """Return ScienceWorld's own train, dev and test variations of a task."""
+        simulator = self._simulator
+        simulator.load(task)
+        return simulator.get_variations_train(), simulator.get_variations_dev(), simulator.get_variations_test()
 
     def reset(self, task: str, variation: int, simplification: str, max_steps: int) -> State:
         """Begin an episode; `task_description` then says what to do. Raises ValueError for an unknown variation."""

@@ -62,7 +62,7 @@ def make(task: str) -> list[Example]:
     """
     # A simulator of its own: the names in the list of valid actions depend on what a simulator played before.
     with Environment() as environment:
-        train, _ = environment.split(task)
+        train, *_ = environment.split(task)
         solved = (_solve(environment, task, variation) for variation in reversed(train))
         return list(itertools.islice(filter(None, solved), KEPT))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from scienceworld.constants import ID2TASK
 
@@ -94,6 +94,7 @@ def load(
     choices: int = 12,
     train_variations: int = 5,
     test_variations: int = 20,
+    test_split: Literal["dev", "test"] = "test",
     seed: int = 0,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return train and validation rows of the named tasks, on ScienceWorld's own split of their variations.
@@ -101,8 +102,8 @@ def load(
     `names` is a list of tasks, one task, or a set: "paper" for the paper's 18 tasks, "all" for all 30.
 
     As in the paper, these are the first 5 train variations of a task (identify-life-stages-2 has only 4) and the first
-    20 test variations, or all if there are fewer: 89 and 265 rows for "paper". Without `max_steps` each task gets the
-    paper's limit.
+    20 test variations, or all if there are fewer: 89 and 265 rows for "paper". With
+    `test_split` "dev" the latter are of ScienceWorld's dev split. Without `max_steps` each task gets the paper's limit.
 
     Starts Java once, for about two seconds, which also checks that it can be started. Raises ValueError for a wrong
     argument before that, FileNotFoundError without Java.
@@ -114,6 +115,7 @@ def load(
         raise ValueError(f"no task is named: name some of {', '.join(TASKS)}")
     positive("train_variations", train_variations)
     positive("test_variations", test_variations)
+    one_of(("dev", "test"), "test_split", test_split)
 
     common: Any = {"simplification": simplification, "actions": actions, "choices": choices, "seed": seed}
 
@@ -125,9 +127,10 @@ def load(
     train, test = [], []
     with Environment() as environment:
         for task in (each.task for each in first):
-            train_split, test_split = environment.split(task)
-            train += [asdict(episode(task, variation)) for variation in train_split[:train_variations]]
-            test += [asdict(episode(task, variation)) for variation in test_split[:test_variations]]
+            trained, dev, tested = environment.split(task)
+            held_out = dev if test_split == "dev" else tested
+            train += [asdict(episode(task, variation)) for variation in trained[:train_variations]]
+            test += [asdict(episode(task, variation)) for variation in held_out[:test_variations]]
     return train, test
 
 

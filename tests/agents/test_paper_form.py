@@ -86,7 +86,7 @@ def test_a_task_names_its_objects(environment):
 def test_every_prompt_leaves_room_for_tips(environment, episode):
     """4,500 tokens are allowed, of which ten tips of 100 words take some 1,500."""
     for task in PAPER_TASKS:
-        for variation in (0, environment.split(task)[1][0]):
+        for variation in (0, environment.split(task)[2][0]):
             game = Game(environment, episode(task=task, variation=variation, actions="paper"))
             chat = [{"role": "system", "content": game.system}, {"role": "user", "content": game.turn}]
             assert len(tokenizer().apply_chat_template(chat, add_generation_prompt=True)["input_ids"]) < 3000, task

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 from contextlib import nullcontext
+from typing import Literal
 
 import pytest
 
 from empo2.agents.scienceworld import tasks
 from empo2.agents.scienceworld.environment import Environment
 from empo2.agents.scienceworld.tasks import ENV_MAP, PAPER_TASKS, TASKS, Episode, load
+from empo2.recipe.evaluation.panels import load_panel
 
 
 @pytest.fixture
@@ -30,6 +32,9 @@ def test_rows_are_the_first_variations_of_scienceworlds_own_split():
     assert variations(train, "identify-life-stages-2") == [0, 1, 2, 3]
     assert variations(test, "identify-life-stages-2") == [6, 7, 8, 9]
     assert variations(test, "chemistry-mix") == list(range(24, 32))
+    _, dev = load(["find-animal", "chemistry-mix"], test_split="dev")
+    assert variations(dev, "find-animal") == list(range(150, 170))
+    assert variations(dev, "chemistry-mix") == list(range(16, 24))
     rest = {"simplification": "easy", "max_steps": 30, "actions": "free-text", "choices": 12, "seed": 7}
     assert train[0] == {"task": "find-animal", "variation": 0, **rest}
     assert json.loads(json.dumps(train)) == train
@@ -44,6 +49,18 @@ def test_the_papers_tasks_can_be_named_at_once(no_other_java):
     assert {row["max_steps"] for row in train if row["task"] == "chemistry-mix"} == {60}
     train, _ = load("boil", train_variations=2)
     assert [row["task"] for row in train] == ["boil"] * 2
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(
+    ("level", "split", "size", "number"),
+    [("l0", "dev", 1661, 29), ("l1", "test", 1684, 29), ("l2", "test", 549, 10)],
+)
+def test_panels_are_rlvmrs_lists(no_other_java, level: str, split: Literal["dev", "test"], size: int, number: int):
+    panel = load_panel(f"scienceworld-{level}")
+    names = list(panel.groups())
+    _, rows = load(names, actions="paper", test_split=split, test_variations=1000, max_steps=30)
+    assert [*panel.rows] == rows and (len(rows), len(names)) == (size, number)
 
 
 @pytest.mark.stack
@@ -88,6 +105,7 @@ def test_step_limits_are_the_papers():
         ({"names": ["power-component"], "simplification": "noElectricalAction"}, "needs electrical actions; use"),
         ({"names": ["boil"], "choices": 0}, "choices 0 must be at least 1"),
         ({"names": ["boil"], "test_variations": -1}, "test_variations -1 must be at least 1"),
+        ({"names": ["boil"], "test_split": "train"}, "test_split 'train' is unknown; nearest: "),
         ({"names": []}, "no task is named"),
         ({"names": "find-aminal"}, r"names 'find-aminal' is unknown; nearest: find-animal"),
     ],
