@@ -296,12 +296,12 @@ def test_values_and_similarities_of_a_memory(tmp_path: Path, capsys: pytest.Capt
     assert "3 first states, 3 pairs" in said
     # 0.6, 0 and 0.8: a variance of 1/3 - (1.4/3)²; a fifth lies above 0.6 of the way from 0.6 to 0.8
     assert "memory.min_similarity=0.720 memory.similarity_statistics='[0.467, 0.340]'" in said
-    memory_values.app(["values", str(file), "--return-scale", "0.01"], standalone_mode=False)
+    memory_values.app(["values", str(file), "--returns", "-100", "100"], standalone_mode=False)
     said = capsys.readouterr().out
     assert re.search(r"0\.00 … 0\.03 +1 +0\.00 +100%", said)
     assert "of the 3 uses" in said
-    with pytest.raises(ConfigError, match="learned with another rate or scale"):
-        memory_values.app(["values", str(file), "--return-scale", "0.01", "--learning-rate", "0.5"])
+    with pytest.raises(ConfigError, match="learned with another rate or range"):
+        memory_values.app(["values", str(file), "--returns", "-100", "100", "--learning-rate", "0.5"])
 
 
 def test_a_checkpoint_whose_memory_was_changed_is_complete_with_it(run: Path, ask: Ask) -> None:
