@@ -26,10 +26,10 @@ def policy(settings: Settings) -> Policy:
     def by_value(entries: Entries) -> np.ndarray:
         similar = np.flatnonzero(entries.similarities >= memory.min_similarity)
         rows = first_of_texts(similar, (entries.similarities,), entries.texts, len(similar))
-        similarities = entries.similarities[rows].astype(np.float64)
-        near = np.round(similarities, _DIGITS)  # equal for one state
+        near = np.round(entries.similarities[rows], _DIGITS)  # equal for one state
         if len(states := np.unique(near)) > memory.candidates:
-            rows, similarities = (each[near >= states[-memory.candidates]] for each in (rows, similarities))
+            rows = rows[near >= states[-memory.candidates]]
+        similarities = entries.similarities[rows].astype(np.float64)
         if memory.similarity_statistics is None:
             similar_z = _z_scores(similarities)
         else:
