@@ -69,7 +69,7 @@ def main() -> None:
             Path(file).write_text(f"{reward}\n")
     except (Failed, NeedsContainer, ValueError, OSError) as error:
         print(f"{given.agent} on {given.task}: {error}", file=sys.stderr)
-        sys.exit(getattr(error, "code", 1))
+        sys.exit(error.code if isinstance(error, Failed) else 1)
     print(reward)
 
 

@@ -34,7 +34,7 @@ def play(agent_class: str) -> int:
     except Exception as error:
         traceback.print_exc()
         _report(error, environment)
-        return getattr(error, "code", 1) if type(error) is CommandFailed else 1
+        return error.code if isinstance(error, CommandFailed) else 1
     except SystemExit as error:
         if error.code:
             _report(error, environment)

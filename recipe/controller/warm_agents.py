@@ -94,9 +94,9 @@ def end_left_by(address: str) -> None:
     Guards are left, and what they guard: they end it themselves when their owner has ended.
     """
     left = []
-    for process in psutil.process_iter():
+    for pid in psutil.pids():  # `process_iter` is not for several threads
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(_ADDRESS) == address:
+            if (process := psutil.Process(pid)).environ().get(_ADDRESS) == address:
                 left.append(process)
     guards = {process for process in left if is_guard(process.pid)}
     for process in left:

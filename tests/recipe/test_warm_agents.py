@@ -119,6 +119,15 @@ async def test_what_an_agent_leaves_ends_with_it_and_a_guard_ends_what_it_guards
         pass
 
 
+async def test_a_command_that_a_signal_ended_ends_its_agent_with_the_signals_code(warm) -> None:
+    """By which the failure is the system's (`cause_of_failure`)."""
+    url = "http://127.0.0.1:9"  # where nobody is told of it
+    variables = {"AGL_OPENAI_BASE_URL": f"{url}/v1", "AGL_EVENT_URL": f"{url}/events", "AGL_KEY": "k"}
+    agents = warm("empo2.agents.command:CommandAgent")
+    for line, code in (("sh -c 'kill -9 $$'", 137), ("sh -c 'exit 7'", 7), ("true", 1)):
+        assert await agents.play("", AGENT_COMMAND=line, **variables) == code
+
+
 async def test_a_fork_is_a_main_process_with_the_path_of_its_module(warm, tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
     (tmp_path / "library/beside_it.py").write_text("")
