@@ -21,7 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 
 CANNOT_RUN = 126
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _POLL_SECONDS = 0.01
 _NESTED_GUARD_SECONDS = 5
 _TOLD_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -41,6 +41,11 @@ def guarded(command: list[str], *, grace: float = 0, scratch: str = "") -> list[
 def adopt_orphans() -> None:
     """Make this process the parent of its descendants' orphans, so that ``end_descendants`` finds them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Let this process be killed when its parent ends, even by SIGKILL; its own children are not."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_descendants() -> None:

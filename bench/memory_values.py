@@ -22,6 +22,7 @@ from empo2.recipe.cli.memory import Memory, Scope, chosen_scopes, one_line_error
 from empo2.recipe.config import load_settings
 from empo2.recipe.errors import Empo2Error
 from empo2.recipe.evaluation.tables import table_of
+from empo2.recipe.protocol import place_in_range
 
 _ROUNDING = 1e-6
 
@@ -133,7 +134,7 @@ def uses_of_tips(
         " ORDER BY plays.rowid, tip_id"
     ):
         before = values.get(tip, 0.0)
-        values[tip] = before + learning_rate * (2 * (score - worst) / (best - worst) - 1 - before)
+        values[tip] = before + learning_rate * (place_in_range(score, worst, best) - before)
         if success is not None and scope in scopes:
             uses.append(Use(before, bool(success)))
     for tip, stored in db.execute("SELECT id, value FROM tips"):

@@ -16,7 +16,6 @@ from empo2.recipe.protocol import ERROR_EVENT, REWARD_EVENT, AgentError, data_of
 
 FAILED_BY_AGENT, FAILED_BY_SYSTEM = "failed_by_agent", "failed_by_system"
 _MOST_METRICS = 100
-_SIGNALS = range(129, 129 + signal.NSIG)
 
 
 def cause_of_failure(error_message: str | None, calls: Sequence[Mapping[str, Any]], *, answered: bool) -> str:
@@ -33,9 +32,15 @@ def cause_of_failure(error_message: str | None, calls: Sequence[Mapping[str, Any
     """
     # agent-lightning 1.0.2, LocalReconciler._finish_proc; a negative code is a signal, and 128 + n that of a command.
     said = re.fullmatch(r"subprocess exited with code ([1-9]\d*)", error_message or "")
-    exited = said and int(said[1]) not in _SIGNALS
+    exited = said and not signal_of(int(said[1]))
     unanswered = bool(calls) and calls[-1].get("status") == "error" and calls[-1].get("http_status") not in (400, 413)
     return FAILED_BY_AGENT if exited and answered and not unanswered else FAILED_BY_SYSTEM
+
+
+def signal_of(code: int) -> int:
+    """Return the signal that ended a process, by its exit code, or a guard's command, which is 128 + n; 0 for none."""
+    number = -code if code < 0 else code - 128
+    return number if number in {*signal.Signals} else 0
 
 
 def reported_metrics(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -368,6 +368,11 @@ def is_success(return_: float, success_return: float) -> bool:
     return return_ >= success_return - 1e-6 * max(1.0, abs(success_return))
 
 
+def place_in_range(return_: float, worst: float, best: float) -> float:
+    """Return -1 for the worst return, 1 for the best one; the values of tips learn from it outside of paired groups."""
+    return 2 * (return_ - worst) / (best - worst) - 1
+
+
 def scaled_return(algorithm: Algorithm, return_: float, intrinsic: float = 0.0) -> float:
     """Return the score of a rollout, used for its advantage and for the credit of its tips.
 

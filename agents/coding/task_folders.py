@@ -147,7 +147,8 @@ def _terminal_bench(folder: Path) -> Task:
 
 def _built(context: Path) -> tuple[str, tuple[tuple[Path, PurePosixPath], ...], dict[str, str]]:
     """Return the working folder, what is copied into it and the variables of the Dockerfile of a folder."""
-    workdir, copied, variables = PurePosixPath("/"), [], {}
+    workdir, copied, variables = PurePosixPath("/"), [], dict[str, str]()
+    known = dict[str, str]()  # the variables, expanded
     for word, rest in _instructions((context / "Dockerfile").read_text()):
         if word not in _UNDERSTOOD or (word == "COPY" and rest.startswith(("--", "["))):
             raise NeedsContainer(f"its Dockerfile has {word} {rest[:60]}".rstrip())
@@ -155,20 +156,16 @@ def _built(context: Path) -> tuple[str, tuple[tuple[Path, PurePosixPath], ...], 
             words = shlex.split(rest) if word in ("WORKDIR", "COPY", "ENV") else []
         except ValueError as error:
             raise NeedsContainer(f"its Dockerfile has {word} {rest[:60]}: {error}") from None
-        if word != "ENV":
-            known = dict[str, str]()
-            for name, value in variables.items():
-                known[name] = expanded(value, known)
-            words = [expanded(each, known) for each in words]
         if word == "WORKDIR":
-            workdir = PurePosixPath(os.path.normpath(workdir / words[0]))
+            workdir = PurePosixPath(os.path.normpath(workdir / expanded(words[0], known)))
         elif word == "COPY":
-            *sources, target = words
+            *sources, target = (expanded(each, known) for each in words)
             place = PurePosixPath(os.path.normpath(workdir / target))
             copied += [(context / source, place, target.endswith("/")) for source in sources]
         elif word == "ENV":
             pairs = words if "=" in words[0] else [f"{words[0]}={' '.join(words[1:])}"]
-            variables |= {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+            for name, _, value in (pair.partition("=") for pair in pairs):
+                variables[name], known[name] = value, expanded(value, known)
     if len(workdir.parts) < 2:
         raise NeedsContainer("its Dockerfile names no WORKDIR")
     if workdir.parts[1] in _OF_THE_HOST.split():

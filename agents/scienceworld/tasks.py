@@ -102,8 +102,8 @@ def load(
     `names` is a list of tasks, one task, or a set: "paper" for the paper's 18 tasks, "all" for all 30.
 
     As in the paper, these are the first 5 train variations of a task (identify-life-stages-2 has only 4) and the first
-    20 test variations, or all if there are fewer: 89 and 265 rows for "paper". With
-    `test_split` "dev" the latter are of ScienceWorld's dev split. Without `max_steps` each task gets the paper's limit.
+    20 test variations, or all if there are fewer: 89 and 265 rows for "paper". With `test_split` "dev" the latter are
+    of ScienceWorld's dev split. Without `max_steps` each task gets the paper's limit.
 
     Starts Java once, for about two seconds, which also checks that it can be started. Raises ValueError for a wrong
     argument before that, FileNotFoundError without Java.

@@ -11,25 +11,23 @@ socket behind.
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import mmap
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from empo2.agents.process_guard import end_with_parent
 from empo2.recipe.controller.agent_process import ALONE, play
 from empo2.recipe.controller.warm_agents import AGENT_CLASS
 
 # Most agents are clients of openai's; some import it only when they play, and it imports parts of itself later still.
 _USED_BY_MOST = ("openai", "openai.resources.chat.completions")
-_PR_SET_PDEATHSIG = 1
 # Set while the class is imported only: their threads, which a fork would lose, start at the import of numpy.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -101,11 +99,7 @@ def _cannot_fork() -> str | None:
     return None
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-_end_with_parent()  # the controller, even if it is killed
+end_with_parent()  # the controller
 _refuses, _changed = import_class(os.environ[AGENT_CLASS])
 _path = [*sys.path]  # multiprocessing gives each fork the controller's
 _SAID = mmap.mmap(-1, 1)  # shared by all forks: not 0 once one has said why it is refused
@@ -113,7 +107,7 @@ _SAID = mmap.mmap(-1, 1)  # shared by all forks: not 0 once one has said why it 
 
 def run_agent(agent_class: str, environment: dict[str, str]) -> None:
     """Run an agent in this forked process; exit with its code."""
-    _end_with_parent()
+    end_with_parent()
     os.setsid()
     if reason := _refuses(agent_class, environment):
         if not _SAID[0]:

@@ -19,7 +19,7 @@ import psutil
 from empo2.agents.process_guard import adopt_orphans, end_descendants, guarded
 from empo2.recipe import interruption, preemption
 from empo2.recipe.errors import Preempted, ProcessError
-from empo2.recipe.failures import first_error
+from empo2.recipe.failures import first_error, signal_of
 
 _STOP_SECONDS = 20
 _KILL_SECONDS = 5
@@ -154,11 +154,11 @@ class Processes:
             code = guard.poll()
             if code is None or (code == 0 and name in self._trains):
                 continue
-            if self.warned and name in self._trains and _signal(code) in (signal.SIGINT, *preemption.WARNINGS):
+            if self.warned and name in self._trains and signal_of(code) in (signal.SIGINT, *preemption.WARNINGS):
                 raise Preempted(f"{self.warned} ended the run")
             start_again, started = self._restartable.get(name, (None, math.inf))
             steady = time.monotonic() - started >= _STEADY_SECONDS
-            killed_once = _signal(code) and name not in self._restarted
+            killed_once = signal_of(code) and name not in self._restarted
             if start_again is None or not (steady or killed_once):
                 reason = _reason_in(self.directory / f"{name}.log", self._begun[name], code)
                 raise ProcessError(f"{name} {_describe_exit(code)}: {reason}")
@@ -196,13 +196,7 @@ class Processes:
 
 
 def _describe_exit(code: int) -> str:
-    return f"was ended by {signal.Signals(_signal(code)).name}" if _signal(code) else f"ended with exit code {code}"
-
-
-def _signal(code: int) -> int:
-    """Return the signal that ended a guard or its command; 0 for none."""
-    number = -code if code < 0 else code - 128
-    return number if number in {*signal.Signals} else 0
+    return f"was ended by {signal.Signals(signal_of(code)).name}" if signal_of(code) else f"ended with exit code {code}"
 
 
 def _reason_in(log: Path, begun: int, code: int) -> str:
@@ -214,6 +208,6 @@ def _reason_in(log: Path, begun: int, code: int) -> str:
     # Behind a worker's line, if Ray had not ended that yet.
     if errors := [error for line in lines for _, found, error in [line.partition(_ERROR)] if found]:
         return errors[-1]
-    if not _signal(code) and (error := first_error("\n".join(lines[-_ERROR_LINES:]))):
+    if not signal_of(code) and (error := first_error("\n".join(lines[-_ERROR_LINES:]))):
         return f"{error} ({log})"
     return f"the end of {log}:\n" + "\n".join(lines[-_LOG_LINES:])

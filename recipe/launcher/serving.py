@@ -131,11 +131,12 @@ def _start_vllm(
     ``data-parallel-size``, would get them by load.
     """
     secrets, hardware = {MODEL_KEY: key} | (VLLM_TRACES if traces_endpoint(settings) else {}), settings.hardware
-    split, engines = hardware.tensor_parallel, hardware.gpus_per_node // hardware.tensor_parallel
+    split = hardware.tensor_parallel
+    engines = hardware.gpus_per_node // split if hardware.device == "gpu" else 1
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     cards = visible if all(visible) else [str(number) for number in range(hardware.gpus_per_node)]
     endpoints = []
-    for number in range(engines if hardware.device == "gpu" else 1):
+    for number in range(engines):
         with bind("127.0.0.1", 0) as probe:
             port = probe.getsockname()[1]
         mine = {"CUDA_VISIBLE_DEVICES": ",".join(cards[number * split : (number + 1) * split])} if engines > 1 else {}

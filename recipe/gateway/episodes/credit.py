@@ -6,7 +6,7 @@ from collections.abc import Collection
 from empo2.memory import NewPlay
 from empo2.recipe.gateway.episodes.episode import Episode
 from empo2.recipe.gateway.services import Services
-from empo2.recipe.protocol import is_success, scaled_return
+from empo2.recipe.protocol import is_success, place_in_range, scaled_return
 
 
 class TipCredit:
@@ -27,7 +27,8 @@ class TipCredit:
         pair = episode.tag.pair
         if pair is None:
             algorithm = self._services.settings.algorithm
-            await self._record(episode, score, 2 * (score - algorithm.failure_return) / algorithm.return_range - 1)
+            reward = place_in_range(score, algorithm.failure_return, algorithm.success_return)
+            await self._record(episode, score, reward)
         elif episode.tag.memory:
             self._waiting.append((episode, score))
         else:
